@@ -1,0 +1,205 @@
+"""The edit: the one operation behind every intervention of the paper, its batches, and how networks respond to them.
+
+    a  <-  a + W ( g * ( Rᵀ a_source - Rᵀ a ) )
+
+The frame (R reads, W writes) holds directions, the gains g say how much of each is taken from the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from plot_ot.errors import PlotError
+from plot_ot.subjects import Place, Recording
+from plot_ot.subjects.base import Rewrite
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Directions of an activation vector of width d: R, W of shape [d, r], or one per variant [V, d, r].
+
+    `read` None is the identity; `write` None is W = R (an orthonormal frame).
+    """
+
+    width: int
+    read: Float[Tensor, "*variants d r"] | None = None
+    write: Float[Tensor, "*variants d r"] | None = None
+    kind: str = "identity"
+
+    @classmethod
+    def identity(cls, width: int) -> Frame:
+        """The canonical basis."""
+        return cls(width)
+
+    @classmethod
+    def orthonormal(cls, directions: Float[Tensor, "*variants d r"], kind: str = "orthonormal") -> Frame:
+        """R = W = the given orthonormal columns (a PCA basis, a DAS rotation)."""
+        gram = directions.mT @ directions
+        error = float((gram - torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)).abs().max())
+        if not error < 1e-3:
+            raise PlotError(f"Frame '{kind}': the columns are not orthonormal (off by {error:.2g}); use Frame.oblique.")
+        return cls(directions.shape[-2], directions, None, kind)
+
+    @classmethod
+    def oblique(cls, read: Float[Tensor, "d r"], write: Float[Tensor, "d r"], kind: str = "oblique") -> Frame:
+        """R != W: what is read from the source is written along other directions."""
+        if read.shape != write.shape:
+            raise PlotError(f"Read and write must have one shape; found {tuple(read.shape)} and {tuple(write.shape)}.")
+        return cls(read.shape[-2], read, write, kind)
+
+    @property
+    def rank(self) -> int:
+        """r, the number of directions."""
+        return self.width if self.read is None else self.read.shape[-1]
+
+    def coordinates(self, a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch r"]:
+        """Rᵀ a."""
+        return a if self.read is None else a @ self.read
+
+    def lift(self, c: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch d"]:
+        """W c."""
+        directions = self.read if self.write is None else self.write
+        return c if directions is None else c @ directions.mT
+
+    def compose(self, inner: Float[Tensor, "r k"], kind: str) -> Frame:
+        """Directions given in this frame's coordinates: R Q and W Q (PLOT-PCA-DAS is R_Z Q)."""
+        if self.read is None:
+            return Frame.orthonormal(inner, kind)
+        write = None if self.write is None else self.write @ inner
+        return Frame(self.width, self.read @ inner, write, kind)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Frame:
+        """The frame's tensors moved."""
+        return replace(
+            self,
+            read=None if self.read is None else self.read.to(device, dtype),
+            write=None if self.write is None else self.write.to(device, dtype),
+        )
+
+
+@dataclass(frozen=True)
+class EditBatch:
+    """The edits that V variants make at one place: a frame (shared, or one per variant) and gains [V, r]."""
+
+    place: Place
+    frame: Frame
+    gains: Float[Tensor, "variants r"]
+
+    def __post_init__(self) -> None:
+        wanted = (self.gains.shape[0], self.frame.rank)
+        if self.gains.ndim != 2 or tuple(self.gains.shape) != wanted:
+            raise PlotError(f"Gains at {self.place.name} must be [variants, {wanted[1]}]; found {tuple(self.gains.shape)}.")
+        if self.frame.width != self.place.width:
+            raise PlotError(
+                f"A frame of width {self.frame.width} does not fit {self.place.name} of width {self.place.width}."
+            )
+        read = self.frame.read
+        if read is not None and read.ndim == 3 and len(read) != len(self.gains):
+            raise PlotError(f"{len(read)} frames for {len(self.gains)} variants at {self.place.name}.")
+
+    def select(self, variants: Int[Tensor, " chosen"]) -> EditBatch:
+        """The edits of some of the variants."""
+        read, write = self.frame.read, self.frame.write
+        frame = replace(
+            self.frame,
+            read=read[variants] if read is not None and read.ndim == 3 else read,
+            write=write[variants] if write is not None and write.ndim == 3 else write,
+        )
+        return EditBatch(self.place, frame, self.gains[variants])
+
+    def apply(
+        self, a: Float[Tensor, "#variants pairs d"], source: Float[Tensor, "pairs d"]
+    ) -> Float[Tensor, "variants pairs d"]:
+        """a + W(g * (Rᵀ a_source - Rᵀ a)) for every variant and pair."""
+        g = self.gains.unsqueeze(1)
+        if self.frame.read is None:
+            return torch.addcmul(a, g, source - a)
+        change = self.frame.coordinates(source - a)  # reading is linear
+        return a + self.frame.lift(g * change)
+
+
+def respond(recording: Recording, edits: Sequence[EditBatch]) -> Float[Tensor, "variants pairs ..."]:
+    """Outputs of every pair under every variant: the primitive that signatures, calibration, DAS and tests share."""
+    pieces = list(stream(recording, edits))
+    first = pieces[0][2]
+    outputs = first.new_empty(len(edits[0].gains), len(recording), *first.shape[2:])
+    for variants, pairs, piece in pieces:
+        outputs[variants, pairs] = piece
+    return outputs
+
+
+@torch.no_grad()
+def stream(
+    recording: Recording, edits: Sequence[EditBatch]
+) -> Iterator[tuple[Int[Tensor, " chosen"], slice, Float[Tensor, "chosen pairs ..."]]]:
+    """`respond` in pieces (variants, pairs, outputs) that fit the subject's batch size, by a plan fixed in advance.
+
+    Every variant resumes at the first place where one of its gains is not zero.
+    """
+    edits = in_forward_order(recording, edits)
+    first_active = torch.stack([(e.gains != 0).any(dim=1) for e in edits]).long().argmax(dim=0).cpu()
+    size = recording.subject.responses_per_batch
+    pairs_at_once = min(len(recording), size)
+    variants_at_once = max(1, size // pairs_at_once)
+    for start in range(len(edits)):
+        group = (first_active == start).nonzero().squeeze(1)
+        if not len(group):
+            continue
+        gathered = [_Gathered(recording, e.place) for e in edits[start:]]
+        for variants in group.split(variants_at_once):
+            chosen = [e.select(variants.to(e.gains.device)) for e in edits[start:]]
+            for at in range(0, len(recording), pairs_at_once):
+                pairs = slice(at, min(at + pairs_at_once, len(recording)))
+                yield variants, pairs, _resume(recording, chosen, gathered, pairs)
+
+
+def resume_edited(
+    recording: Recording, edits: Sequence[EditBatch], pairs: slice | Tensor = slice(None)
+) -> Float[Tensor, "variants pairs ..."]:
+    """One batch of responses, all resumed at the first edit's place; gradients flow into frames and gains."""
+    edits = in_forward_order(recording, edits)
+    return _resume(recording, edits, [_Gathered(recording, e.place) for e in edits], pairs)
+
+
+class _Gathered:
+    """A place's base and source activations by pair, gathered once for many batches."""
+
+    def __init__(self, recording: Recording, place: Place) -> None:
+        self.base = recording.base_at(place)
+        self.source = recording.source_at(place)
+
+
+def _resume(
+    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[_Gathered], pairs: slice | Tensor
+) -> Tensor:
+    first, *rest = edits
+    edited = first.apply(gathered[0].base[pairs].unsqueeze(0), gathered[0].source[pairs])
+
+    def rewrite(edit: EditBatch, source: Tensor) -> Rewrite:
+        return lambda a: edit.apply(a, source)
+
+    later = {e.place.name: rewrite(e, g.source[pairs]) for e, g in zip(rest, gathered[1:], strict=True)}
+    return recording.subject.resume(recording.store, recording.base_rows[pairs], first.place, edited, later)
+
+
+def in_forward_order(recording: Recording, edits: Sequence[EditBatch]) -> list[EditBatch]:
+    """The edits sorted as the forward pass meets them, on the subject's device, checked against each other."""
+    if not edits:
+        raise PlotError("There is nothing to respond to: give at least one edit.")
+    if len({len(e.gains) for e in edits}) > 1:
+        raise PlotError(f"All places need the same variants; found {[len(e.gains) for e in edits]}.")
+    order = {p.name: k for k, p in enumerate(recording.subject.places)}
+    for e in edits:
+        recording.subject.place(e.place.name)
+    if len({e.place.name for e in edits}) < len(edits):
+        raise PlotError("Two edits name the same place; put their directions into one frame.")
+    moved = []
+    for e in sorted(edits, key=lambda e: order[e.place.name]):
+        like = recording.store.activations[e.place.name]
+        moved.append(EditBatch(e.place, e.frame.to(like.device, like.dtype), e.gains.to(like.device, like.dtype)))
+    return moved

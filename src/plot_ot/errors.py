@@ -1,0 +1,24 @@
+"""The one family of errors and warnings that users meet.
+
+A message says what was found, what was expected, and what to do about it.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NoReturn
+
+
+class PlotError(Exception):
+    """Something the user can mend: a wrong name, shape, value, file or directory."""
+
+
+class PlotWarning(UserWarning):
+    """A result that exists but should not be trusted as it stands."""
+
+
+def unknown(kind: str, given: object, legal: Iterable[str]) -> NoReturn:
+    """Refuse an unknown name: name the legal ones and the closest of them."""
+    names = list(legal)
+    close = get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    raise PlotError(f"Unknown {kind} '{given}'.{hint} Legal: {', '.join(names) or '(none)'}.")

@@ -1,0 +1,181 @@
+"""Handles: executable interventions for one variable, applied to inputs or a live model, saved as safetensors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.errors import PlotError
+from plot_ot.runs import write_atomically
+from plot_ot.subjects import Place, Subject, record_pairs
+
+FORMAT = "plot-ot handle 1"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place's part of a handle: directions and how much of each to take from the source."""
+
+    place: Place
+    frame: Frame
+    gains: Float[Tensor, " r"]
+
+    @property
+    def size(self) -> int:
+        """How many directions it touches."""
+        return int((self.gains != 0).sum())
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Edits in forward order that together swap one variable from a source into a base run."""
+
+    variable: str
+    edits: tuple[Edit, ...]
+    subject: str
+    """Identity of the network it belongs to."""
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """How it was chosen: method, K, λ, ε, layer, k, calibration score."""
+
+    @property
+    def size(self) -> int:
+        """Number of directions with a nonzero gain."""
+        return sum(e.size for e in self.edits)
+
+    @property
+    def places(self) -> list[str]:
+        """Names of the places it edits."""
+        return [e.place.name for e in self.edits]
+
+    def batch(self) -> list[EditBatch]:
+        """The handle as a single variant."""
+        return [EditBatch(e.place, e.frame, e.gains.unsqueeze(0)) for e in self.edits]
+
+    # -- use ---------------------------------------------------------------------------------------------
+
+    def apply(self, subject: Subject, base: Tensor, source: Tensor) -> Float[Tensor, "pairs ..."]:
+        """The network's outputs for the base inputs with this variable taken from the source inputs."""
+        self.require(subject)
+        [recording] = record_pairs(subject, (base, source))
+        return respond(recording, self.batch())[0]
+
+    @contextlib.contextmanager
+    def on(self, subject: Subject, source: Tensor) -> Iterator[None]:
+        """While open, every forward pass of the live model takes this variable from the clean run of `source`.
+
+        The model must be called with as many rows as `source` has.
+        """
+        self.require(subject)
+        store = subject.record(source)
+
+        def rewrite(batch: EditBatch, clean: Tensor) -> Callable[[Tensor], Tensor]:
+            def edit(a: Tensor) -> Tensor:
+                if len(a) != len(clean):
+                    raise PlotError(
+                        f"The handle was opened with {len(clean)} source rows, but the model is called with {len(a)}."
+                    )
+                return batch.apply(a.unsqueeze(0), clean)[0]
+
+            return edit
+
+        rewrites = {}
+        for e in self.edits:
+            clean = store.activations[e.place.name]
+            gains = e.gains.to(clean.device, clean.dtype).unsqueeze(0)
+            batch = EditBatch(e.place, e.frame.to(clean.device, clean.dtype), gains)
+            rewrites[e.place.name] = rewrite(batch, clean)
+        with subject.intervene(rewrites):
+            yield
+
+    def require(self, subject: Subject) -> None:
+        """Refuse a network that is not the one this handle was made for."""
+        found = subject.identity()
+        if found != self.subject:
+            raise PlotError(
+                f"This handle for '{self.variable}' belongs to network {self.subject}, not to {found}. "
+                f"Load the weights it was made with, or localize the variable again in this network."
+            )
+
+    # -- files -------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the handle: tensors and a description, in one safetensors file."""
+        from plot_ot import __version__
+
+        tensors: dict[str, Tensor] = {}
+        described = []
+        for k, e in enumerate(self.edits):
+            for part, tensor in (("gains", e.gains), ("read", e.frame.read), ("write", e.frame.write)):
+                if tensor is not None:
+                    tensors[f"{k}.{part}"] = tensor.detach().cpu().contiguous()
+            place = {"name": e.place.name, "width": e.place.width, "layer": e.place.layer, "position": e.place.position}
+            described.append({"place": place, "frame": e.frame.kind})
+        header = {
+            "format": FORMAT,
+            "version": __version__,
+            "variable": self.variable,
+            "subject": self.subject,
+            "edits": described,
+            "chosen": dict(self.chosen),
+        }
+        write_atomically(Path(path), save(tensors, metadata={"plot_ot": json.dumps(header)}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], subject: Subject | None = None) -> Handle:
+        """Read a handle; with a `subject`, refuse one that belongs to another network."""
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                header = json.loads((file.metadata() or {})["plot_ot"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if header["format"] != FORMAT:
+                raise PlotError(f"{path} has format {header['format']!r}; this version reads {FORMAT!r}.")
+            edits = [_read_edit(k, described, tensors) for k, described in enumerate(header["edits"])]
+            handle = cls(str(header["variable"]), tuple(edits), str(header["subject"]), dict(header["chosen"]))
+        except FileNotFoundError:
+            raise PlotError(f"There is no handle file at {path}.") from None
+        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
+            raise PlotError(f"{path} is not a readable plot-ot handle ({type(e).__name__}: {e}). Save it again.") from e
+        if subject is not None:
+            handle.require(subject)
+        return handle
+
+
+def _read_edit(k: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Edit:
+    at = described["place"]
+    place = Place(str(at["name"]), int(at["width"]), int(at["layer"]), at["position"])
+    frame = Frame(place.width, tensors.get(f"{k}.read"), tensors.get(f"{k}.write"), str(described["frame"]))
+    for part in (frame.read, frame.write):
+        if part is not None and (part.ndim != 2 or part.shape[0] != place.width or part.shape[1] != frame.rank):
+            raise ValueError(f"a frame of shape {tuple(part.shape)} at a place of width {place.width}")
+    gains = tensors[f"{k}.gains"]
+    if gains.shape != (frame.rank,) or not torch.isfinite(gains).all():
+        raise ValueError(f"gains of shape {tuple(gains.shape)} for {frame.rank} directions")
+    return Edit(place, frame, gains)
+
+
+def handle_from_edits(
+    variable: str, edits: Sequence[EditBatch], variant: int, subject: Subject, chosen: Mapping[str, Any]
+) -> Handle:
+    """One variant of a batch as a handle; places it does not touch are left out."""
+    order = {p.name: k for k, p in enumerate(subject.places)}
+    kept = []
+    for e in sorted(edits, key=lambda e: order[e.place.name]):
+        one = e.select(torch.tensor([variant]))
+        if bool((one.gains != 0).any()):
+            read, write = one.frame.read, one.frame.write
+            read = read[0] if read is not None and read.ndim == 3 else read
+            write = write[0] if write is not None and write.ndim == 3 else write
+            kept.append(Edit(e.place, Frame(e.frame.width, read, write, e.frame.kind), one.gains[0]))
+    return Handle(variable, tuple(kept), subject.identity(), chosen)

@@ -1,0 +1,256 @@
+"""Effect signatures: how abstract and neural swaps change the outputs, pooled over the fit bank (paper, Section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from plot_ot.edits import EditBatch, resume_edited
+from plot_ot.errors import PlotError, unknown
+from plot_ot.sites import SiteFamily
+from plot_ot.subjects import BankRecording, Place
+
+
+@dataclass(frozen=True)
+class Readout:
+    """How outputs are looked at: φ on both sides, and the answer an output gives.
+
+    `neural` maps network outputs [..., c] to features [..., p]; `abstract` maps labels [rows, ...] to features
+    [rows, p] in the same space (told c); `decide` maps outputs to labels; `loss` is what DAS minimises, per response.
+    """
+
+    name: str
+    neural: Callable[[Tensor], Tensor]
+    abstract: Callable[[Tensor, int], Tensor]
+    decide: Callable[[Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
+        """Whether each response gives its pair's label: [variants, pairs] booleans."""
+        equal = self.decide(outputs) == labels
+        return equal if equal.ndim == 2 else equal.flatten(2).all(dim=2)
+
+
+def _one_hot(labels: Tensor, classes: int) -> Tensor:
+    if bool((labels.long() < 0).any() | (labels.long() >= classes).any()):
+        raise PlotError(f"Labels must lie in 0..{classes - 1}, the network's outputs; found {labels.unique().tolist()}.")
+    return F.one_hot(labels.long(), classes).float()
+
+
+def _bits(labels: Tensor, width: int) -> Tensor:
+    if labels.flatten(1).shape[1] != width:
+        raise PlotError(f"Labels have {labels.flatten(1).shape[1]} bits, the network {width} outputs.")
+    return labels.flatten(1).float()
+
+
+def _argmax(outputs: Tensor) -> Tensor:
+    # torch.argmax over a short last dimension is many times slower than the comparison itself
+    return outputs[..., 1] > outputs[..., 0] if outputs.shape[-1] == 2 else outputs.argmax(dim=-1)
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    index = labels.long().expand(outputs.shape[:-1]).unsqueeze(-1)
+    return outputs.logsumexp(dim=-1) - outputs.gather(-1, index).squeeze(-1)
+
+
+def _bit_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    target = labels.to(outputs.dtype).expand_as(outputs)
+    return F.binary_cross_entropy_with_logits(outputs, target, reduction="none").mean(dim=-1)
+
+
+READOUTS: dict[str, Readout] = {
+    "softmax": Readout("softmax", lambda y: y.softmax(dim=-1), _one_hot, _argmax, _cross_entropy),
+    "logits": Readout("logits", lambda y: y, _one_hot, _argmax, _cross_entropy),
+    "sigmoid": Readout("sigmoid", torch.sigmoid, _bits, lambda y: y >= 0, _bit_entropy),
+}
+
+
+def readout(name: str | Readout) -> Readout:
+    """A readout by name (`softmax`, `logits`, `sigmoid`), or one of your own."""
+    if isinstance(name, Readout):
+        return name
+    if name not in READOUTS:
+        unknown("readout", name, READOUTS)
+    return READOUTS[name]
+
+
+AGGREGATES = ("stack", "family_mean")
+NORMALISATIONS = ("none", "unit", "unit_family")
+
+
+@dataclass(frozen=True)
+class SignatureSpec:
+    """How effects become one signature per variable and site, by name."""
+
+    aggregate: str = "stack"
+    """`stack`: all pairs' effects side by side (paper); `family_mean`: signed mean effect per family."""
+    normalise: str = "none"
+    """`none` (paper, HEQ), `unit`: length 1, `unit_family`: length 1 within every family."""
+    centre: bool = False
+    """Subtract the mean over features from every effect."""
+    floor: float = 10.0
+    """A site whose raw norm is below this multiple of the resume noise counts as dead."""
+
+    def __post_init__(self) -> None:
+        if self.aggregate not in AGGREGATES:
+            unknown("aggregation", self.aggregate, AGGREGATES)
+        if self.normalise not in NORMALISATIONS:
+            unknown("normalisation", self.normalise, NORMALISATIONS)
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """Everything transport needs of u_1..u_m and v_1..v_n: their squared distances, norms and angles."""
+
+    variables: tuple[str, ...]
+    family: SiteFamily
+    spec: SignatureSpec
+    cost: Float[Tensor, "m n"]
+    """|u_i - v_j|² after normalisation."""
+    cosine: Float[Tensor, "m n"]
+    row_norms: Float[Tensor, " m"]
+    column_norms: Float[Tensor, " n"]
+    """Raw norms |v_j|, before any normalisation."""
+    noise: float
+    """Raw norm of what merely resuming, without an edit, seems to change."""
+
+    @property
+    def dead(self) -> list[int]:
+        """Sites whose effect is not told from noise."""
+        return (self.column_norms <= _floor(self.spec, self.noise, self.column_norms)).nonzero().squeeze(1).tolist()
+
+
+class _Gram:
+    """Inner products of signatures by family, accumulated over pairs in float64: O(families · m · n) memory.
+
+    `stack` sums u·v over pairs; `family_mean` sums effects per family and multiplies at the end.
+    """
+
+    def __init__(self, spec: SignatureSpec, m: int, n: int, families: Tensor) -> None:
+        self.spec, self.families = spec, families
+        self.count = int(families.max()) + 1
+        self.sizes = torch.bincount(families, minlength=self.count).double()
+        self.uv = torch.zeros(self.count, m, n, dtype=torch.float64)
+        self.uu = torch.zeros(self.count, m, dtype=torch.float64)
+        self.vv = torch.zeros(self.count, n, dtype=torch.float64)
+        self.noise = 0.0
+        self._mean_u: Tensor | None = None
+        self._mean_v: Tensor | None = None
+
+    def add(
+        self, pairs: slice, sites: list[int], u: Float[Tensor, "m t p"], v: Float[Tensor, "k t p"], first: bool
+    ) -> None:
+        """Effects of all variables and some sites on some pairs; `first` when these pairs' u were not added before."""
+        family = self.families[pairs]
+        if self.spec.aggregate == "family_mean":
+            return self._add_means(family, sites, u, v, first)
+        for f in family.unique().tolist():
+            here = family == f
+            uf, vf = u[:, here].flatten(1).double(), v[:, here].flatten(1).double()
+            self.uv[f][:, sites] += uf @ vf.T
+            self.vv[f][sites] += (vf * vf).sum(dim=1)
+            if first:
+                self.uu[f] += (uf * uf).sum(dim=1)
+        return None
+
+    def _add_means(self, family: Tensor, sites: list[int], u: Tensor, v: Tensor, first: bool) -> None:
+        if self._mean_u is None or self._mean_v is None:
+            self._mean_u = torch.zeros(self.count, self.uu.shape[1], u.shape[-1], dtype=torch.float64)
+            self._mean_v = torch.zeros(self.count, self.vv.shape[1], u.shape[-1], dtype=torch.float64)
+        weight = F.one_hot(family, self.count).double() / self.sizes.clamp(min=1)
+        self._mean_v[:, sites] += torch.einsum("tf,ktp->fkp", weight, v.double())
+        if first:
+            self._mean_u += torch.einsum("tf,mtp->fmp", weight, u.double())
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(u·v, |u|², |v|²) per family."""
+        if self._mean_u is not None and self._mean_v is not None:
+            u, v = self._mean_u, self._mean_v
+            return u @ v.mT, (u * u).sum(dim=-1), (v * v).sum(dim=-1)
+        return self.uv, self.uu, self.vv
+
+
+@torch.no_grad()
+def signatures(
+    recording: BankRecording,
+    family: SiteFamily,
+    look: Readout,
+    spec: SignatureSpec | None = None,
+    variables: Sequence[str] | None = None,
+) -> Signatures:
+    """u_i = Agg_t φ(𝔠(x^b; do(Z_i <- Z_i(x^s)))) - φ(𝔠(x^b)) and v_j = Agg_t φ(𝔑 swapped at s_j) - φ(𝔑(x^b)).
+
+    Neural effects are differences to an unedited variant of the same resumed batch, so that numerical noise of
+    resuming cancels. Pairs are streamed; only inner products are kept.
+    """
+    spec = spec or SignatureSpec()
+    bank = recording.bank
+    names = tuple(variables or bank.variables)
+    classes = recording.store.outputs.shape[-1]
+    base_features = look.abstract(bank.base_answer, classes)
+    effects = torch.stack([look.abstract(bank.labels[v], classes) - base_features for v in names])
+    gram = _Gram(spec, len(names), len(family), bank.family)
+    recorded = look.neural(recording.base_outputs)
+    started: set[int] = set()
+    size = recording.subject.responses_per_batch
+    for place in family.places:
+        sites = family.at(place)
+        at_once = min(len(sites) + 1, max(2, size // len(recording)))
+        pairs_at_once = max(1, size // at_once)
+        member = family.indicator(place)[sites]
+        noise = 0.0
+        for at in range(0, len(recording), pairs_at_once):
+            pairs = slice(at, min(at + pairs_at_once, len(recording)))
+            for k in range(0, len(sites), at_once - 1):
+                gains = torch.cat([member[k : k + at_once - 1], torch.zeros(1, member.shape[1])])
+                outputs = resume_edited(recording, [EditBatch(place, family.frames[place.name], gains)], pairs)
+                features = look.neural(outputs)
+                _refuse_non_finite(features, place, pairs)
+                u, v = effects[:, pairs], (features[:-1] - features[-1:]).cpu()
+                if spec.centre:
+                    u, v = u - u.mean(dim=-1, keepdim=True), v - v.mean(dim=-1, keepdim=True)
+                gram.add(pairs, sites[k : k + at_once - 1], u, v, first=at not in started)
+                started.add(at)
+            noise += float((features[-1] - recorded[pairs]).double().pow(2).sum())
+        gram.noise = max(gram.noise, noise**0.5)
+    return _measure(names, family, spec, gram)
+
+
+def _measure(names: tuple[str, ...], family: SiteFamily, spec: SignatureSpec, gram: _Gram) -> Signatures:
+    uv, uu, vv = gram.finish()
+    row_norms, column_norms = uu.sum(dim=0).sqrt(), vv.sum(dim=0).sqrt()
+    silent = [n for n, norm in zip(names, row_norms.tolist(), strict=True) if norm == 0]
+    if silent:
+        raise PlotError(
+            f"Swapping {', '.join(silent)} never changes the answer in the fit bank: its signature is zero. "
+            f"Add fit pairs that change it."
+        )
+    floor = _floor(spec, gram.noise, column_norms)
+    cosine = uv.sum(dim=0) / (row_norms[:, None] * column_norms.clamp(min=floor)[None])
+    if spec.normalise == "none":
+        cost = uu.sum(dim=0)[:, None] + vv.sum(dim=0)[None] - 2 * uv.sum(dim=0)
+    elif spec.normalise == "unit":
+        cost = 2 - 2 * cosine  # a dead site has cosine 0: as far away as an unrelated one, not nearer
+    else:
+        present = gram.sizes > 0
+        norms = uu[present].sqrt().clamp(min=1e-12)[:, :, None] * vv[present].sqrt().clamp(min=floor)[:, None]
+        cost = (2 - 2 * uv[present] / norms).sum(dim=0)
+    return Signatures(names, family, spec, cost.clamp(min=0), cosine, row_norms, column_norms, gram.noise)
+
+
+def _floor(spec: SignatureSpec, noise: float, column_norms: Tensor) -> float:
+    return max(spec.floor * noise, 1e-6 * float(column_norms.max()), 1e-12)
+
+
+def _refuse_non_finite(features: Tensor, place: Place, pairs: slice) -> None:
+    if not bool(torch.isfinite(features).all()):
+        bad = (~torch.isfinite(features)).flatten(2).any(dim=2).nonzero()[0]
+        raise PlotError(
+            f"A swap at {place.name} gives NaN or infinity (pair {int(bad[1]) + pairs.start} of the fit bank): "
+            f"the network overflows there. Use float32, or drop that place."
+        )

@@ -1,0 +1,230 @@
+"""DAS: learn the directions of a handle by gradient. All rotations of a place are trained as one batch of variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from plot_ot.edits import EditBatch, Frame, resume_edited
+from plot_ot.errors import PlotError, unknown
+from plot_ot.signatures import Readout
+from plot_ot.subjects import BankRecording, Place
+
+OPTIMISERS = ("riemannian", "adam")
+
+
+@dataclass(frozen=True)
+class DasSpec:
+    """How rotations are trained.
+
+    `riemannian` (ours): Adam on the tangent space of orthonormal frames with a polar retraction and a decaying step.
+    `adam` (the paper's): Adam on a skew-symmetric generator, Q = Q₀ exp(A), batches in random order.
+    A rotation stops after `patience` epochs without a relative improvement of its loss by `improvement`.
+    """
+
+    optimiser: str = "riemannian"
+    rate: float = 0.05
+    batch: int = 250
+    least: int = 5
+    most: int = 60
+    patience: int = 6
+    improvement: float = 0.01
+    restarts: int = 1
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in OPTIMISERS:
+            unknown("DAS optimiser", self.optimiser, OPTIMISERS)
+
+    @classmethod
+    def paper(cls) -> DasSpec:
+        """Adam 1e-3, batch 128, 5 to 1000 epochs, stop after 3 epochs without 1 % improvement."""
+        return cls("adam", rate=1e-3, batch=128, least=5, most=1000, patience=3)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """One trained (or, for k = d, untrained) subspace."""
+
+    place: Place
+    variable: str
+    frame: Frame
+    dimension: int
+    restart: int
+    loss: float
+    epochs: int
+
+
+def train_rotations(
+    recording: BankRecording,
+    place: Place,
+    variables: Sequence[str],
+    dimensions: Sequence[int],
+    look: Readout,
+    spec: DasSpec,
+    generator: torch.Generator,
+) -> list[Rotation]:
+    """Rotations for every variable x dimension x restart at one place, each with its own loss, clipping and stop.
+
+    k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained.
+    """
+    for k in dimensions:
+        if not 1 <= k <= place.width:
+            raise PlotError(f"A subspace of {k} dimensions does not fit {place.name} of width {place.width}.")
+    jobs = [(v, k, r) for v in variables for k in dimensions if k < place.width for r in range(spec.restarts)]
+    done = [
+        Rotation(place, v, Frame.identity(place.width), k, 0, math.nan, 0)
+        for v in variables
+        for k in dimensions
+        if k == place.width
+    ]
+    if jobs:
+        done += _train(recording, place, jobs, look, spec, generator)
+    return done
+
+
+def _train(
+    recording: BankRecording,
+    place: Place,
+    jobs: Sequence[tuple[str, int, int]],
+    look: Readout,
+    spec: DasSpec,
+    generator: torch.Generator,
+) -> list[Rotation]:
+    like = recording.store.activations[place.name]
+    widest = max(k for _, k, _ in jobs)
+    start = torch.linalg.qr(torch.randn(len(jobs), place.width, place.width, generator=generator))[0]
+    gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
+    labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
+    make = _Generator if spec.optimiser == "adam" else _Tangent
+    rotations = make(start.to(like), widest, spec)
+    active = torch.arange(len(jobs), device=like.device)
+    best = torch.full((len(jobs),), math.inf, dtype=torch.float64)
+    stale, epochs = torch.zeros(len(jobs), dtype=torch.long), torch.zeros(len(jobs), dtype=torch.long)
+    final = torch.full((len(jobs),), math.inf, dtype=torch.float64)
+    for epoch in range(1, spec.most + 1):
+        total = torch.zeros(len(active), dtype=torch.float64)
+        for pairs in torch.randperm(len(recording), generator=generator).to(like.device).split(spec.batch):
+            frame = Frame(place.width, rotations.frames(active), None, "das")
+            outputs = resume_edited(recording, [EditBatch(place, frame, gains[active])], pairs)
+            losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
+            losses.sum().backward()
+            rotations.step(active, epoch / spec.most)
+            total += losses.detach().cpu().double() * len(pairs)
+        mean = total / len(recording)
+        _refuse_non_finite(mean, place, jobs, active)
+        here = active.cpu()
+        final[here], epochs[here] = mean, epoch
+        improved = mean < best[here] * (1 - spec.improvement)
+        best[here] = torch.where(improved, mean, best[here])
+        stale[here] = torch.where(improved, 0, stale[here] + 1)
+        going = (stale[here] < spec.patience) | (epoch < spec.least)
+        active = active[going.to(active.device)]
+        if not len(active):
+            break
+    frames = rotations.orthonormal()
+    return [
+        Rotation(place, v, Frame.orthonormal(frames[j, :, :k].contiguous(), "das"), k, r, float(final[j]), int(epochs[j]))
+        for j, (v, k, r) in enumerate(jobs)
+    ]
+
+
+def _refuse_non_finite(losses: Tensor, place: Place, jobs: Sequence[tuple[str, int, int]], active: Tensor) -> None:
+    bad = (~torch.isfinite(losses)).nonzero().squeeze(1).tolist()
+    if bad:
+        v, k, _ = jobs[int(active[bad[0]])]
+        raise PlotError(f"DAS at {place.name} for '{v}' with k = {k} has a loss of NaN or infinity. Lower the rate.")
+
+
+class _Adam:
+    """Adam's moments for a batch of matrices, each clipped to its own gradient norm."""
+
+    def __init__(self, like: Tensor, clip: float) -> None:
+        self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
+        self.steps = torch.zeros(len(like), device=like.device)
+        self.clip = clip
+
+    def direction(self, active: Tensor, gradient: Tensor, per_entry: bool) -> Tensor:
+        norm = gradient.flatten(1).norm(dim=1).clamp(min=1e-12)
+        gradient = gradient * (self.clip / norm).clamp(max=1.0)[:, None, None]
+        self.steps[active] += 1
+        square = gradient.square()
+        if not per_entry:  # one scale per matrix keeps the step in the tangent space
+            square = square.mean(dim=(1, 2), keepdim=True).expand_as(square)
+        first = self.first[active].lerp_(gradient, 0.1)
+        second = self.second[active].lerp_(square, 0.001 if per_entry else 0.01)
+        self.first[active], self.second[active] = first, second
+        t = self.steps[active][:, None, None]
+        decay = 0.999 if per_entry else 0.99
+        return (first / (1 - 0.9**t)) / ((second / (1 - decay**t)).sqrt() + 1e-8)
+
+
+class _Tangent:
+    """Frames on the Stiefel manifold: step along the tangent space, retract to the nearest orthonormal frame."""
+
+    def __init__(self, start: Float[Tensor, "jobs d d"], widest: int, spec: DasSpec) -> None:
+        self.spec = spec
+        self.q = start[:, :, :widest].contiguous()
+        self.adam = _Adam(self.q, spec.clip)
+        self.leaf = self.q
+
+    def frames(self, active: Tensor) -> Tensor:
+        self.leaf = self.q[active].requires_grad_()
+        return self.leaf
+
+    @torch.no_grad()
+    def step(self, active: Tensor, progress: float) -> None:
+        q, g = self.leaf.detach(), self.leaf.grad
+        assert g is not None  # noqa: S101
+        move = self.adam.direction(active, _tangent(q, g), per_entry=False)
+        rate = self.spec.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        self.q[active] = _polar(q - rate * _tangent(q, move))
+
+    def orthonormal(self) -> Tensor:
+        return torch.linalg.qr(self.q)[0]
+
+
+class _Generator:
+    """Q = Q₀ exp(A - Aᵀ) with Adam on the lower triangle of A, as PyTorch's orthogonal parametrization does."""
+
+    def __init__(self, start: Float[Tensor, "jobs d d"], widest: int, spec: DasSpec) -> None:
+        self.start, self.widest, self.spec = start, widest, spec
+        self.a = torch.zeros_like(start)
+        self.adam = _Adam(self.a, spec.clip)
+        self.leaf = self.a
+
+    def _rotate(self, a: Tensor, start: Tensor) -> Tensor:
+        lower = a.tril(-1)
+        return start @ torch.linalg.matrix_exp(lower - lower.mT)
+
+    def frames(self, active: Tensor) -> Tensor:
+        self.leaf = self.a[active].requires_grad_()
+        return self._rotate(self.leaf, self.start[active])[:, :, : self.widest]
+
+    @torch.no_grad()
+    def step(self, active: Tensor, progress: float) -> None:
+        gradient = self.leaf.grad
+        assert gradient is not None  # noqa: S101
+        self.a[active] -= self.spec.rate * self.adam.direction(active, gradient, per_entry=True)
+
+    @torch.no_grad()
+    def orthonormal(self) -> Tensor:
+        return torch.linalg.qr(self._rotate(self.a, self.start))[0]
+
+
+def _tangent(q: Float[Tensor, "jobs d k"], g: Float[Tensor, "jobs d k"]) -> Float[Tensor, "jobs d k"]:
+    """Project onto the tangent space at q: g - q sym(qᵀ g)."""
+    inner = q.mT @ g
+    return g - q @ (0.5 * (inner + inner.mT))
+
+
+def _polar(q: Float[Tensor, "jobs d k"]) -> Float[Tensor, "jobs d k"]:
+    """The nearest orthonormal frame, by Newton-Schulz steps from a nearly orthonormal one."""
+    for _ in range(3):
+        q = 1.5 * q - 0.5 * q @ (q.mT @ q)
+    return q

@@ -1,0 +1,17 @@
+"""Networks that can be recorded once and resumed at an edit."""
+
+from plot_ot.subjects.base import BankRecording, Place, Recording, Store, Subject, record, record_pairs
+from plot_ot.subjects.mlp import MLPSubject
+from plot_ot.subjects.module import ModuleSubject
+
+__all__ = [
+    "BankRecording",
+    "MLPSubject",
+    "ModuleSubject",
+    "Place",
+    "Recording",
+    "Store",
+    "Subject",
+    "record",
+    "record_pairs",
+]

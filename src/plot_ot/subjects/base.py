@@ -1,0 +1,193 @@
+"""What the engine asks of a network: places in forward order, a recording, and a way to resume at an edit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from plot_ot.banks import Bank
+from plot_ot.errors import PlotError, unknown
+
+Rewrite = Callable[[Float[Tensor, "variants pairs d"]], Float[Tensor, "variants pairs d"]]
+"""What happens to the current activation at a later place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A named activation vector; a subject lists its places in forward order."""
+
+    name: str
+    width: int
+    layer: int
+    position: int | None = None
+    """Index of the token or timestep, where the activation has one."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a subject keeps of every distinct input after one pass."""
+
+    inputs: Tensor
+    activations: Mapping[str, Float[Tensor, "inputs d"]]
+    outputs: Float[Tensor, "inputs ..."]
+
+
+class Subject(ABC):
+    """A network 𝔑 that can be recorded once and resumed at an edited activation."""
+
+    places: tuple[Place, ...]
+
+    def place(self, name: str) -> Place:
+        """The place of that name."""
+        for place in self.places:
+            if place.name == name:
+                return place
+        unknown("place", name, [p.name for p in self.places])
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the network's weights are."""
+
+    @abstractmethod
+    def record(self, inputs: Tensor) -> Store:
+        """Run every input once; keep the outputs and the activation at every place."""
+
+    @abstractmethod
+    def resume(
+        self,
+        store: Store,
+        rows: Int[Tensor, " pairs"],
+        start: Place,
+        activation: Float[Tensor, "variants pairs d"],
+        later: Mapping[str, Rewrite],
+    ) -> Float[Tensor, "variants pairs ..."]:
+        """Outputs of base inputs `rows` when the activation at `start` is replaced, one result per variant and pair,
+        and each later place named in `later` is rewritten as the pass reaches it."""
+
+    @abstractmethod
+    def intervene(
+        self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]
+    ) -> contextlib.AbstractContextManager[None]:
+        """While open, the live network's own forward pass rewrites the activations [rows, d] at these places."""
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, Tensor]:
+        """The tensors that make this network what it is."""
+
+    @property
+    def responses_per_batch(self) -> int:
+        """How many (variant, pair) responses one resumed batch should hold."""
+        return 4096
+
+    def identity(self) -> str:
+        """A digest of the weights: a handle belongs to one network."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.weights().items()):
+            digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """T base/source pairs over a subject's store: clean activations of both sides at every place."""
+
+    subject: Subject
+    store: Store
+    base_rows: Int[Tensor, " pairs"]
+    source_rows: Int[Tensor, " pairs"]
+
+    def __len__(self) -> int:
+        return len(self.base_rows)
+
+    def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
+        """Clean base activations."""
+        return self.store.activations[place.name][self.base_rows]
+
+    def source_at(self, place: Place) -> Float[Tensor, "pairs d"]:
+        """Clean source activations."""
+        return self.store.activations[place.name][self.source_rows]
+
+    @property
+    def base_outputs(self) -> Float[Tensor, "pairs ..."]:
+        """𝔑(x^b)."""
+        return self.store.outputs[self.base_rows]
+
+    @property
+    def source_outputs(self) -> Float[Tensor, "pairs ..."]:
+        """𝔑(x^s)."""
+        return self.store.outputs[self.source_rows]
+
+
+@dataclass(frozen=True)
+class BankRecording(Recording):
+    """The recording of a bank: the same pairs with their labels."""
+
+    bank: Bank
+
+    def select(self, pairs: Tensor, name: str | None = None) -> BankRecording:
+        """The recording of some of the pairs (mask or indices); nothing is run again."""
+        index = pairs.nonzero().squeeze(1) if pairs.dtype == torch.bool else pairs
+        rows = index.to(self.base_rows.device)
+        bank = self.bank.select(index, name)
+        return BankRecording(self.subject, self.store, self.base_rows[rows], self.source_rows[rows], bank)
+
+
+def record(subject: Subject, *banks: Bank) -> list[BankRecording]:
+    """Record several banks with one pass per distinct input over all of them."""
+    recordings = record_pairs(subject, *((bank.base, bank.source) for bank in banks))
+    return [
+        BankRecording(subject, r.store, r.base_rows, r.source_rows, bank)
+        for r, bank in zip(recordings, banks, strict=True)
+    ]
+
+
+def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Recording]:
+    """Record lists of (base, source) inputs with one pass per distinct input over all of them."""
+    for base, source in pairs:
+        if len(base) != len(source) or not len(base):
+            raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
+    distinct, rows = torch.unique(torch.cat([x for pair in pairs for x in pair]), dim=0, return_inverse=True)
+    store = subject.record(distinct)
+    _refuse_non_finite(store)
+    recordings, at = [], 0
+    rows = rows.to(subject.device)
+    for base, _ in pairs:
+        middle, end = at + len(base), at + 2 * len(base)
+        recordings.append(Recording(subject, store, rows[at:middle], rows[middle:end]))
+        at = end
+    return recordings
+
+
+def _refuse_non_finite(store: Store) -> None:
+    for name, activation in [*store.activations.items(), ("the output", store.outputs)]:
+        bad = ~torch.isfinite(activation).flatten(1).all(dim=1)
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise PlotError(
+                f"The network gives NaN or infinity at {name} for input {store.inputs[row].tolist()} "
+                f"({int(bad.sum())} of {len(bad)} inputs). Check the weights and the input encoding."
+            )
+
+
+@contextlib.contextmanager
+def frozen(module: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients into the weights, put back as found afterwards."""
+    modes = {m: m.training for m in module.modules()}
+    wanted = {p: p.requires_grad for p in module.parameters()}
+    module.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        for m, training in modes.items():
+            m.training = training
+        for p, grad in wanted.items():
+            p.requires_grad_(grad)

@@ -1,0 +1,72 @@
+"""A multilayer perceptron as a subject: an edit at layer ℓ runs only the layers after ℓ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plot_ot.errors import PlotError
+from plot_ot.subjects.base import Place, Rewrite, Store
+from plot_ot.subjects.module import ModuleSubject
+
+
+class MLPSubject(ModuleSubject):
+    """An `nn.Sequential` of linear layers and elementwise activations.
+
+    Its places are the activations' outputs, `layer1`, `layer2`, ...: the post-activation hidden vectors h^[ℓ].
+    """
+
+    def __init__(self, net: nn.Sequential, *, encode: Callable[[Tensor], Any] | None = None) -> None:
+        _refuse_others(net)
+        at = [k for k, layer in enumerate(net) if k and not isinstance(layer, nn.Linear) and k < len(net) - 1]
+        example = torch.zeros(1, net[0].in_features)
+        if not at:
+            raise PlotError("The network has no hidden activation to look at.")
+        super().__init__(net, {f"layer{n + 1}": str(k) for n, k in enumerate(at)}, example)
+        if encode is not None:
+            self.encode = encode
+        self.net = net
+        self._index = {p.name: k for p, k in zip(self.places, at, strict=True)}
+
+    @property
+    def responses_per_batch(self) -> int:
+        # Keep one batch of activations within a CPU core's second-level cache.
+        width = max(p.width for p in self.places)
+        return max(1, (1 << 18) // width) if self.device.type == "cpu" else max(1, (1 << 26) // width)
+
+    def resume(
+        self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
+    ) -> Tensor:
+        shape = activation.shape[:2]
+        at = {self._index[name]: rewrite for name, rewrite in later.items()}
+        x = activation.flatten(0, 1)
+        for k in range(self._index[start.name] + 1, len(self.net)):
+            x = _apply(self.net[k], x)
+            if k in at:
+                x = at[k](x.unflatten(0, shape)).flatten(0, 1)
+        return x.unflatten(0, shape)
+
+
+_ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+
+
+def _refuse_others(net: nn.Module) -> None:
+    layers = list(net) if isinstance(net, nn.Sequential) else []
+    strange = [type(layer).__name__ for layer in layers if not isinstance(layer, (nn.Linear, *_ELEMENTWISE))]
+    if strange or not layers or not isinstance(layers[0], nn.Linear):
+        found = f"layers {', '.join(strange)}" if strange else type(net).__name__
+        raise PlotError(
+            f"MLPSubject needs an nn.Sequential of Linear layers and elementwise activations; found {found}. "
+            f"Use ModuleSubject, which takes any module."
+        )
+
+
+def _apply(layer: nn.Module, x: Tensor) -> Tensor:
+    """The layer with its weights held fixed."""
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+    return layer(x)

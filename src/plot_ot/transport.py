@@ -1,0 +1,326 @@
+"""Transport: couplings between variables and sites, in the log domain and in float64.
+
+All three problems of the paper are one concave maximisation over the m row potentials f. With marginals a, b,
+
+    min over probability plans π   <c, π> + ε KL(π | a⊗b) + β₁ KL(π₁ | a) + β₂ KL(π₂ | b)
+  = max over f   -β₁ log Σ_i a_i e^{-f_i/β₁}  -  (β₂+ε) log Σ_j b_j S_j^{ε/(β₂+ε)},
+                                                    S_j = Σ_i a_i e^{(f_i - c_ij)/ε},
+
+where β₁ = ∞ fixes the row marginal (first term <a, f>) and β₂ = ∞ the column marginal (second ε Σ_j b_j log S_j).
+m is two or three, so damped Newton steps on f, annealed in ε, solve it for a whole (ε, β) grid at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from plot_ot.errors import PlotError, unknown
+from plot_ot.signatures import Signatures
+
+KINDS = ("eot", "uot", "uot-one-sided", "cosine")
+SCALES = ("none", "median")
+PRACTICE_CAP = 30 * math.log(10)
+"""Clamping the Sinkhorn kernel e^{-c/ε} at 1e-30, as the authors' code did, is capping the cost at 69.1 ε."""
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Which coupling, by name, for which grid of parameters."""
+
+    kind: str = "eot"
+    """`eot` balanced; `uot` relaxes both marginals; `uot-one-sided` only the sites'; `cosine` a softmax per row."""
+    epsilon: tuple[float, ...] = (4.0,)
+    beta: tuple[float, ...] = (math.inf,)
+    scale: str = "none"
+    """The unit of ε: `none` (paper), or the `median` cost."""
+    cap: float | None = None
+    """Cap the cost at this multiple of ε (`PRACTICE_CAP` reproduces the authors' clamped kernel)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            unknown("transport", self.kind, KINDS)
+        if self.scale not in SCALES:
+            unknown("cost scale", self.scale, SCALES)
+        if not self.epsilon or not all(e > 0 for e in self.epsilon):
+            raise PlotError(f"ε must be positive; found {list(self.epsilon)}.")
+        if not self.beta or not all(b > 0 for b in self.beta):
+            raise PlotError(f"β must be positive; found {list(self.beta)}.")
+
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """All (ε, β) of the grid; balanced and cosine couplings have no β."""
+        betas = self.beta if self.kind.startswith("uot") else (math.inf,)
+        return [(e, b) for e in self.epsilon for b in betas]
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """A fitted plan Π with its names, and what it says about itself."""
+
+    variables: tuple[str, ...]
+    sites: tuple[str, ...]
+    plan: Float[ndarray, "m n"]
+    cost: Float[ndarray, "m n"]
+    kind: str
+    epsilon: float | None = None
+    beta: float | None = None
+    scale: str = "none"
+    unit: float = 1.0
+    """The cost that ε = 1 stands for."""
+    converged: bool = True
+    iterations: int = 0
+    row_error: float = 0.0
+    column_error: float = 0.0
+    flags: tuple[str, ...] = field(default=())
+
+    def row(self, variable: str) -> Float[ndarray, " n"]:
+        """The soft correspondence of one variable."""
+        if variable not in self.variables:
+            unknown("variable of the coupling", variable, self.variables)
+        return self.plan[self.variables.index(variable)]
+
+    def ranking(self, variable: str) -> list[int]:
+        """Sites from highest to lowest mass; equal masses by lower cost."""
+        mass, cost = self.row(variable), self.cost[self.variables.index(variable)]
+        order = np.argsort(-mass, kind="stable")
+        ranked: list[int] = []
+        group: list[int] = []
+        for j in order:
+            if group and not _tied(mass[group[0]], mass[j]):
+                ranked += sorted(group, key=lambda s: (cost[s], s))
+                group = []
+            group.append(int(j))
+        return ranked + sorted(group, key=lambda s: (cost[s], s))
+
+    def tied_at(self, variable: str, k: int) -> bool:
+        """Whether mass alone does not say which sites are the top k."""
+        mass, ranked = self.row(variable), self.ranking(variable)
+        return k < len(ranked) and _tied(mass[ranked[k - 1]], mass[ranked[k]])
+
+
+def _tied(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-300)
+
+
+def couple(signatures: Signatures, transport: Transport) -> list[Coupling]:
+    """One coupling per (ε, β) of the grid."""
+    cost = signatures.cost.numpy()
+    unit = float(np.median(cost)) if transport.scale == "median" else 1.0
+    if not unit > 0:
+        raise PlotError("The median cost is zero: every site already matches every variable. Use scale='none'.")
+    names = tuple(s.name for s in signatures.family.sites)
+    dead = [names[j] for j in signatures.dead]
+    if transport.kind == "cosine":
+        solutions = [_row_softmax(-2 * signatures.cosine.numpy(), e) for e, _ in transport.grid]
+    else:
+        solutions = solve(cost / unit, transport.grid, kind=transport.kind, cap=transport.cap)
+    couplings = []
+    for (epsilon, beta), s in zip(transport.grid, solutions, strict=True):
+        couplings.append(
+            Coupling(
+                signatures.variables,
+                names,
+                s.plan,
+                cost,
+                transport.kind,
+                epsilon,
+                beta,
+                transport.scale,
+                unit,
+                s.converged,
+                s.iterations,
+                s.row_error,
+                s.column_error,
+                _degeneracies(s, transport.kind, dead),
+            )
+        )
+    return couplings
+
+
+def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[ndarray, "m n"], kind: str) -> Coupling:
+    """Any non-negative scores behind the same interface: rows normalised, ranked by score (brute force, random)."""
+    scores = np.asarray(scores, dtype=np.float64)
+    if not np.isfinite(scores).all() or (scores < 0).any():
+        raise PlotError("Site scores must be finite and non-negative.")
+    total = scores.sum(axis=1, keepdims=True)
+    even = np.full_like(scores, 1 / scores.shape[1])
+    plan = np.where(total > 0, scores / np.where(total > 0, total, 1), even) / len(scores)
+    solution = Solution(plan, True, 0, 0.0, 0.0)
+    return Coupling(tuple(variables), tuple(sites), plan, -scores, kind, flags=_degeneracies(solution, kind, []))
+
+
+def _degeneracies(solution: Solution, kind: str, dead: list[str]) -> tuple[str, ...]:
+    """When a coupling means nothing, in words."""
+    plan, flags = solution.plan, []
+    conditional = plan / plan.sum(axis=1, keepdims=True).clip(min=1e-300)
+    if not solution.converged:
+        flags.append(f"not converged: row marginal off by {solution.row_error:.1e}")
+    if len(plan) == 1 and kind == "eot" and plan.shape[1] > 1:
+        flags.append("one row: a balanced coupling of a single variable is uniform whatever the costs")
+    elif np.ptp(conditional, axis=1).max() < 1e-6 / plan.shape[1]:
+        flags.append("uniform plan: it prefers no site")
+    elif len(plan) > 1 and np.abs(conditional - conditional[:1]).max() < 1e-6 * conditional.max():
+        flags.append("identical rows: the variables are not told apart")
+    top = np.sort(conditional, axis=1)[:, ::-1]
+    if plan.shape[1] > 1 and not flags:
+        ties = [(row >= row[0] * (1 - 1e-9)).sum() for row in top]
+        if max(ties) > 1:
+            flags.append(f"saturated: {', '.join(str(t) for t in ties)} sites tie for the top; costs break the tie")
+    if dead:
+        shown = ", ".join(dead[:6]) + (", ..." if len(dead) > 6 else "")
+        flags.append(f"dead signatures at {len(dead)} of {plan.shape[1]} sites: {shown}")
+    return tuple(flags)
+
+
+# -- the solver -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan and how well it solves its problem."""
+
+    plan: Float[ndarray, "m n"]
+    converged: bool
+    iterations: int
+    row_error: float
+    column_error: float
+
+
+def _row_softmax(cost: Float[ndarray, "m n"], epsilon: float) -> Solution:
+    logits = -cost / epsilon
+    plan = np.exp(logits - _logsumexp(logits, axis=1))
+    return Solution(plan / len(plan), True, 0, 0.0, 0.0)
+
+
+def solve(
+    cost: Float[ndarray, "m n"],
+    grid: Sequence[tuple[float, float]],
+    kind: str = "eot",
+    a: Float[ndarray, " m"] | None = None,
+    b: Float[ndarray, " n"] | None = None,
+    cap: float | None = None,
+    tolerance: float = 1e-9,
+    steps: int = 200,
+) -> list[Solution]:
+    """Solve the module's problem for every (ε, β) of the grid, uniform marginals by default."""
+    cost = np.asarray(cost, dtype=np.float64)
+    if cost.ndim != 2 or not cost.size or not np.isfinite(cost).all():
+        raise PlotError(f"Costs must be a finite m x n matrix; found shape {cost.shape}.")
+    m, n = cost.shape
+    a = np.full(m, 1 / m) if a is None else np.asarray(a, dtype=np.float64)
+    b = np.full(n, 1 / n) if b is None else np.asarray(b, dtype=np.float64)
+    epsilon = np.array([e for e, _ in grid], dtype=np.float64)
+    beta = np.array([math.inf if kind == "eot" else x for _, x in grid], dtype=np.float64)
+    rows = beta if kind == "uot" else np.full_like(beta, math.inf)
+    costs = np.broadcast_to(cost, (len(grid), m, n))
+    if cap is not None:
+        costs = np.minimum(costs, cap * epsilon[:, None, None])
+    problem = _Dual(costs, np.log(a), np.log(b), rows, beta)
+    f, taken = np.zeros((len(grid), m)), 0
+    widest = max(float(np.ptp(cost)), float(epsilon.max()))
+    levels = max(0, math.ceil(math.log(widest / epsilon.min(), 4)))
+    for level in range(levels + 1):
+        at = np.maximum(epsilon, widest / 4.0**level) if level < levels else epsilon
+        f, used = _newton(problem, f, at, tolerance if level == levels else 1e-3, steps if level == levels else 30)
+        taken += used
+    plan, alpha = problem.plan(f, epsilon)
+    row_error = np.abs(plan.sum(axis=2) - alpha).sum(axis=1)
+    column_error = np.abs(plan.sum(axis=1) - b).sum(axis=1)
+    return [
+        Solution(p, bool(e < 1e-6), taken, float(e), float(c))
+        for p, e, c in zip(plan, row_error, column_error, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Dual:
+    """The dual objective of every grid point g: value, plan and curvature at row potentials f [g, m]."""
+
+    cost: Float[ndarray, "g m n"]
+    log_a: Float[ndarray, " m"]
+    log_b: Float[ndarray, " n"]
+    beta_rows: Float[ndarray, " g"]
+    beta_columns: Float[ndarray, " g"]
+
+    def _columns(self, f: ndarray, epsilon: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+        """log of P(row | column), of the column masses, and the second dual term."""
+        scores = self.log_a[:, None] + (f[:, :, None] - self.cost) / epsilon[:, None, None]
+        log_s = _logsumexp(scores, axis=1)
+        free = np.isfinite(self.beta_columns)
+        power = np.where(free, epsilon / (epsilon + np.where(free, self.beta_columns, 1.0)), 0.0)
+        masses = self.log_b + power[:, None] * log_s[:, 0]
+        total = _logsumexp(masses, axis=1)
+        value = np.where(
+            free,
+            (epsilon + np.where(free, self.beta_columns, 0.0)) * total[:, 0],
+            epsilon * (np.exp(self.log_b) * log_s[:, 0]).sum(axis=1),
+        )
+        return scores - log_s, masses - total, value
+
+    def _rows(self, f: ndarray) -> tuple[ndarray, ndarray]:
+        """The row marginal α the potentials ask for, and the first dual term."""
+        free = np.isfinite(self.beta_rows)
+        width = np.where(free, self.beta_rows, 1.0)[:, None]
+        tilted = self.log_a - np.where(free[:, None], f / width, 0.0)
+        total = _logsumexp(tilted, axis=1)
+        value = np.where(free, -width[:, 0] * total[:, 0], (np.exp(self.log_a) * f).sum(axis=1))
+        return np.exp(tilted - total), value
+
+    def value(self, f: ndarray, epsilon: ndarray) -> ndarray:
+        return self._rows(f)[1] - self._columns(f, epsilon)[2]
+
+    def plan(self, f: ndarray, epsilon: ndarray) -> tuple[ndarray, ndarray]:
+        conditional, masses, _ = self._columns(f, epsilon)
+        return np.exp(conditional + masses[:, None, :]), self._rows(f)[0]
+
+    def gradient_and_curvature(self, f: ndarray, epsilon: ndarray) -> tuple[ndarray, ndarray]:
+        conditional, masses, _ = self._columns(f, epsilon)
+        p, w = np.exp(conditional), np.exp(masses)
+        alpha, _ = self._rows(f)
+        plan = p * w[:, None, :]
+        r = plan.sum(axis=2)
+        second = plan @ p.transpose(0, 2, 1)
+        eps = epsilon[:, None, None]
+        outer = r[:, :, None] * r[:, None, :]
+        curvature = (_diagonal(r) - second) / eps + (second - outer) / (eps + self.beta_columns[:, None, None])
+        curvature += (_diagonal(alpha) - alpha[:, :, None] * alpha[:, None, :]) / self.beta_rows[:, None, None]
+        return alpha - r, curvature
+
+
+def _newton(
+    problem: _Dual, f: ndarray, epsilon: ndarray, tolerance: float, steps: int
+) -> tuple[ndarray, int]:
+    """Maximise by Newton steps with a damping that grows when a step fails and shrinks when it succeeds."""
+    m = f.shape[1]
+    gauge = np.ones((m, m)) / (m * epsilon[:, None, None])  # the objective ignores f + constant: pin it
+    damping = np.full(len(f), 1e-6)
+    value = problem.value(f, epsilon)
+    step = 0
+    gradient, curvature = problem.gradient_and_curvature(f, epsilon)
+    while step < steps and np.abs(gradient).sum(axis=1).max() > tolerance:
+        step += 1
+        ridge = (damping / epsilon)[:, None, None] * np.eye(m)
+        move = np.linalg.solve(curvature + gauge + ridge, gradient[:, :, None])[:, :, 0]
+        trial = f + move
+        gained = problem.value(trial, epsilon)
+        better = gained >= value - 1e-14 * np.abs(value)
+        f = np.where(better[:, None], trial, f)
+        value = np.where(better, gained, value)
+        damping = np.clip(np.where(better, damping / 10, damping * 10), 1e-15, 1e6)
+        gradient, curvature = problem.gradient_and_curvature(f, epsilon)
+    return f - f.mean(axis=1, keepdims=True), step
+
+
+def _diagonal(x: Float[ndarray, "g m"]) -> Float[ndarray, "g m m"]:
+    return x[:, :, None] * np.eye(x.shape[1])
+
+
+def _logsumexp(x: ndarray, axis: int) -> ndarray:
+    top = x.max(axis=axis, keepdims=True)
+    return top + np.log(np.exp(x - top).sum(axis=axis, keepdims=True))
