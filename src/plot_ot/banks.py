@@ -246,8 +246,8 @@ def _quota_masks(policy: str, changed: Tensor, variables: Sequence[str], variabl
     if policy == "only":
         return [changed[k] & (changed.sum(dim=0) == 1) for k in range(len(variables))]
     if policy == "balanced":
-        code = sum(changed[k].long() << k for k in range(len(variables)))
-        return [code == c for c in range(2 ** len(variables))]
+        code = torch.stack([changed[k].long() << k for k in range(len(variables))]).sum(dim=0)
+        return [torch.eq(code, c) for c in range(2 ** len(variables))]
     hit = changed[variables.index(variable or "")]
     return [hit if policy == "sensitive" else ~hit]
 
@@ -291,7 +291,9 @@ class Splits:
                     raise PlotError(f"The {a} and {b} banks share {bases} base inputs; splits must share none.")
                 shared[f"{a}/{b}"] = _common_rows(parts[a][1], parts[b][1])
         if strict and any(shared.values()):
-            raise PlotError(f"Strict splits share no source inputs, but found {shared}. Draw sources inside each split.")
+            raise PlotError(
+                f"Strict splits share no source inputs, but found {shared}. Draw sources inside each split."
+            )
         return cls(fit, calibration, test, shared)
 
 

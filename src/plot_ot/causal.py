@@ -82,7 +82,9 @@ class CausalModel:
             if name not in self.inputs:
                 self._require(name)
             if len(value) != len(inputs):
-                raise PlotError(f"do({name}) has {len(value)} rows, the inputs have {len(inputs)}: give one value per row.")
+                raise PlotError(
+                    f"do({name}) has {len(value)} rows, the inputs have {len(inputs)}: give one value per row."
+                )
         values: Values = {}
         for column, name in enumerate(self.inputs):
             values[name] = do.get(name, inputs[:, column])
@@ -94,9 +96,7 @@ class CausalModel:
         """𝔠(x): the output of each input row."""
         return self.run(inputs)[self.output]
 
-    def swap(
-        self, base: Int[Tensor, "rows inputs"], source: Int[Tensor, "rows inputs"], variable: str
-    ) -> Tensor:
+    def swap(self, base: Int[Tensor, "rows inputs"], source: Int[Tensor, "rows inputs"], variable: str) -> Tensor:
         """The abstract swap 𝔠(x^b; do(Z_i <- Z_i(x^s))): base outputs with one variable taken from the source."""
         self._require(variable)
         if base.shape != source.shape:
@@ -109,7 +109,9 @@ class CausalModel:
     def _compute(self, name: str, mechanism: Mechanism, values: Values, rows: int) -> Tensor:
         value = mechanism.function(*(values[p] for p in mechanism.parents))
         if not isinstance(value, Tensor):
-            raise PlotError(f"The mechanism of '{name}' returned {type(value).__name__}; it must return a batched tensor.")
+            raise PlotError(
+                f"The mechanism of '{name}' returned {type(value).__name__}; it must return a batched tensor."
+            )
         if value.ndim == 0 or len(value) != rows:
             raise PlotError(
                 f"The mechanism of '{name}' returned shape {tuple(value.shape)} for {rows} rows: "

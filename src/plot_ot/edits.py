@@ -93,7 +93,9 @@ class EditBatch:
     def __post_init__(self) -> None:
         wanted = (self.gains.shape[0], self.frame.rank)
         if self.gains.ndim != 2 or tuple(self.gains.shape) != wanted:
-            raise PlotError(f"Gains at {self.place.name} must be [variants, {wanted[1]}]; found {tuple(self.gains.shape)}.")
+            raise PlotError(
+                f"Gains at {self.place.name} must be [variants, {wanted[1]}]; found {tuple(self.gains.shape)}."
+            )
         if self.frame.width != self.place.width:
             raise PlotError(
                 f"A frame of width {self.frame.width} does not fit {self.place.name} of width {self.place.width}."

@@ -120,7 +120,12 @@ class Handle:
             for part, tensor in (("gains", e.gains), ("read", e.frame.read), ("write", e.frame.write)):
                 if tensor is not None:
                     tensors[f"{k}.{part}"] = tensor.detach().cpu().contiguous()
-            place = {"name": e.place.name, "width": e.place.width, "layer": e.place.layer, "position": e.place.position}
+            place = {
+                "name": e.place.name,
+                "width": e.place.width,
+                "layer": e.place.layer,
+                "position": e.place.position,
+            }
             described.append({"place": place, "frame": e.frame.kind})
         header = {
             "format": FORMAT,

@@ -21,7 +21,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # noqa: S103
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException as e:
         Path(temporary).unlink(missing_ok=True)

@@ -38,7 +38,9 @@ class Readout:
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
     if bool((labels.long() < 0).any() | (labels.long() >= classes).any()):
-        raise PlotError(f"Labels must lie in 0..{classes - 1}, the network's outputs; found {labels.unique().tolist()}.")
+        raise PlotError(
+            f"Labels must lie in 0..{classes - 1}, the network's outputs; found {labels.unique().tolist()}."
+        )
     return F.one_hot(labels.long(), classes).float()
 
 
@@ -143,7 +145,12 @@ class _Gram:
         self._mean_v: Tensor | None = None
 
     def add(
-        self, pairs: slice, sites: list[int], u: Float[Tensor, "m t p"], v: Float[Tensor, "k t p"], first: bool
+        self,
+        pairs: slice,
+        sites: list[int],
+        u: Float[Tensor, "m t p"],
+        v: Float[Tensor, "k t p"],
+        first: bool,
     ) -> None:
         """Effects of all variables and some sites on some pairs; `first` when these pairs' u were not added before."""
         family = self.families[pairs]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -97,6 +97,11 @@ class Coupling:
                 group = []
             group.append(int(j))
         return ranked + sorted(group, key=lambda s: (cost[s], s))
+
+    def columns(self, at: Sequence[int]) -> Coupling:
+        """The same plan seen on some of the sites only (not renormalised)."""
+        names = tuple(self.sites[j] for j in at)
+        return replace(self, sites=names, plan=self.plan[:, at], cost=self.cost[:, at])
 
     def tied_at(self, variable: str, k: int) -> bool:
         """Whether mass alone does not say which sites are the top k."""
@@ -293,9 +298,7 @@ class _Dual:
         return alpha - r, curvature
 
 
-def _newton(
-    problem: _Dual, f: ndarray, epsilon: ndarray, tolerance: float, steps: int
-) -> tuple[ndarray, int]:
+def _newton(problem: _Dual, f: ndarray, epsilon: ndarray, tolerance: float, steps: int) -> tuple[ndarray, int]:
     """Maximise by Newton steps with a damping that grows when a step fails and shrinks when it succeeds."""
     m = f.shape[1]
     gauge = np.ones((m, m)) / (m * epsilon[:, None, None])  # the objective ignores f + constant: pin it

@@ -18,6 +18,7 @@ from plot_ot.subjects import BankRecording
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced")
+TIES = ("smallest", "loss")
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,14 @@ class Search:
     strengths: tuple[float, ...]
     score: str = "balanced"
     """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance."""
+    ties: str = "smallest"
+    """Between equal scores: `smallest` K, then λ (paper), or the lowest `loss` on the same pairs."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
             unknown("calibration score", self.score, SCORES)
+        if self.ties not in TIES:
+            unknown("tie rule", self.ties, TIES)
         if not self.sizes or min(self.sizes) < 1 or not self.strengths:
             raise PlotError(f"The search needs K >= 1 and some λ; found K {self.sizes}, λ {self.strengths}.")
 
@@ -42,7 +47,7 @@ class Candidate:
 
     family: SiteFamily
     coupling: Coupling
-    label: str = ""
+    label: str = "all"
 
 
 @dataclass(frozen=True)
@@ -60,42 +65,78 @@ class Calibration:
 def calibrate(
     recording: BankRecording, candidates: Sequence[Candidate], variable: str, search: Search, look: Readout
 ) -> Calibration:
-    """The best (candidate, K, λ) for one variable. Ties: smallest K, then smallest λ, then the first candidate."""
+    """The best (candidate, K, λ) for one variable, all grid points in batches."""
     recording.bank.require(variable)
     weights = pair_weights(recording, variable, search.score)
-    strengths = torch.tensor(search.strengths, dtype=torch.float64)
-    surfaces = []
-    for c in candidates:
-        sizes = [min(k, len(c.family)) for k in search.sizes]
-        tops = torch.stack([top_k_weights(c.coupling, variable, k) for k in sizes])
-        variants = (tops[:, None, :] * strengths[None, :, None]).flatten(0, 1)
-        scores = scored(recording, c.family.edits(variants), variable, weights, look)
-        surfaces.append(scores.unflatten(0, (len(sizes), len(strengths))))
-    surface = torch.stack(surfaces)
-    chosen = min(
-        ((-round(float(surface[c, k, s]), 9), search.sizes[k], search.strengths[s], c) for c, k, s in _best(surface)),
-    )
-    size, strength, c = chosen[1:]
-    best = candidates[c]
-    kept = min(size, len(best.family))
-    one = (top_k_weights(best.coupling, variable, kept) * strength).unsqueeze(0)
+    variants = [_grid_weights(c, variable, search) for c in candidates]
+    surfaces = [
+        scored(recording, c.family.edits(v), variable, weights, look) for c, v in zip(candidates, variants, strict=True)
+    ]
+    surface = torch.stack(surfaces).unflatten(1, (len(search.sizes), len(search.strengths)))
+    best = float(surface.max())
+    tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
+    if search.ties == "loss" and len(tied) > 1:
+        tied = _lowest_loss(recording, candidates, variants, tied, variable, weights, search, look)
+    at, k, s = min(tied, key=lambda t: (search.sizes[t[1]], search.strengths[t[2]], t[0]))
+    chosen, size = candidates[at], min(search.sizes[k], len(candidates[at].family))
     described = {
-        "K": kept,
-        "strength": strength,
-        "epsilon": best.coupling.epsilon,
-        "beta": best.coupling.beta,
-        "transport": best.coupling.kind,
-        "candidate": best.label,
-        "sites": [best.family.sites[j].name for j in best.coupling.ranking(variable)[:kept]],
-        "tied_at_K": best.coupling.tied_at(variable, kept),
-        "calibration_score": -chosen[0],
+        "K": size,
+        "strength": search.strengths[s],
+        "epsilon": chosen.coupling.epsilon,
+        "beta": chosen.coupling.beta,
+        "transport": chosen.coupling.kind,
+        "support": chosen.label,
+        "sites": [chosen.family.sites[j].name for j in chosen.coupling.ranking(variable)[:size]],
+        "tied_at_K": chosen.coupling.tied_at(variable, size),
+        "calibration_score": best,
     }
-    handle = handle_from_edits(variable, best.family.edits(one), 0, recording.subject, described)
-    return Calibration(handle, -chosen[0], search.sizes, search.strengths, surface, c)
+    one = variants[at][k * len(search.strengths) + s].unsqueeze(0)
+    handle = handle_from_edits(variable, chosen.family.edits(one), 0, recording.subject, described)
+    return Calibration(handle, best, search.sizes, search.strengths, surface, at)
 
 
-def _best(surface: Tensor) -> list[list[int]]:
-    return (surface >= surface.max() - 1e-9).nonzero().tolist()
+def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "sizes*strengths sites"]:
+    """λ Π̃_{j|i} for every (K, λ) of the grid."""
+    tops = torch.stack([top_k_weights(c.coupling, variable, min(k, len(c.family))) for k in search.sizes])
+    strengths = torch.tensor(search.strengths, dtype=tops.dtype)
+    return (tops[:, None, :] * strengths[None, :, None]).flatten(0, 1)
+
+
+def _lowest_loss(
+    recording: BankRecording,
+    candidates: Sequence[Candidate],
+    variants: Sequence[Tensor],
+    tied: list[tuple[int, int, int]],
+    variable: str,
+    weights: Tensor,
+    search: Search,
+    look: Readout,
+) -> list[tuple[int, int, int]]:
+    """Of grid points with equal accuracy, the one that is surest: the lowest mean loss on the same pairs."""
+    labels = recording.bank.labels[variable].to(recording.subject.device)
+    found: list[tuple[float, tuple[int, int, int]]] = []
+    for at in sorted({t[0] for t in tied}):
+        here = [t for t in tied if t[0] == at]
+        rows = torch.tensor([k * len(search.strengths) + s for _, k, s in here])
+        losses = torch.zeros(len(here), dtype=torch.float64)
+        for chosen, pairs, outputs in stream(recording, candidates[at].family.edits(variants[at][rows])):
+            losses[chosen] += (look.loss(outputs, labels[pairs]).double() @ weights[pairs].to(labels.device)).cpu()
+        found += zip(losses.tolist(), here, strict=True)
+    return [min(found)[1]]
+
+
+def within_places(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Each candidate as it is, and its coupling restricted to the sites of one place at a time.
+
+    The coupling stays the joint one; only the support a handle may take is narrowed.
+    """
+    narrowed = list(candidates)
+    for c in candidates:
+        for place in c.family.places if len(c.family.places) > 1 else []:
+            at = c.family.at(place)
+            family = SiteFamily(tuple(c.family.sites[j] for j in at), c.family.frames)
+            narrowed.append(Candidate(family, c.coupling.columns(at), place.name))
+    return narrowed
 
 
 def top_k_weights(coupling: Coupling, variable: str, k: int) -> Float[Tensor, " sites"]:
@@ -121,7 +162,11 @@ def pair_weights(recording: BankRecording, variable: str, score: str) -> Float[T
 
 
 def scored(
-    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Float[Tensor, " pairs"], look: Readout
+    recording: BankRecording,
+    edits: Sequence[EditBatch],
+    variable: str,
+    weights: Float[Tensor, " pairs"],
+    look: Readout,
 ) -> Float[Tensor, " variants"]:
     """Score of every variant, streamed."""
     labels = recording.bank.labels[variable].to(recording.subject.device)

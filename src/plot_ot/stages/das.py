@@ -129,7 +129,15 @@ def _train(
             break
     frames = rotations.orthonormal()
     return [
-        Rotation(place, v, Frame.orthonormal(frames[j, :, :k].contiguous(), "das"), k, r, float(final[j]), int(epochs[j]))
+        Rotation(
+            place,
+            v,
+            Frame.orthonormal(frames[j, :, :k].contiguous(), "das"),
+            k,
+            r,
+            float(final[j]),
+            int(epochs[j]),
+        )
         for j, (v, k, r) in enumerate(jobs)
     ]
 

@@ -73,9 +73,7 @@ class Subject(ABC):
         and each later place named in `later` is rewritten as the pass reaches it."""
 
     @abstractmethod
-    def intervene(
-        self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]
-    ) -> contextlib.AbstractContextManager[None]:
+    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
         """While open, the live network's own forward pass rewrites the activations [rows, d] at these places."""
 
     @abstractmethod

@@ -23,10 +23,9 @@ class MLPSubject(ModuleSubject):
     def __init__(self, net: nn.Sequential, *, encode: Callable[[Tensor], Any] | None = None) -> None:
         _refuse_others(net)
         at = [k for k, layer in enumerate(net) if k and not isinstance(layer, nn.Linear) and k < len(net) - 1]
-        example = torch.zeros(1, net[0].in_features)
         if not at:
             raise PlotError("The network has no hidden activation to look at.")
-        super().__init__(net, {f"layer{n + 1}": str(k) for n, k in enumerate(at)}, example)
+        super().__init__(net, {f"layer{n + 1}": str(k) for n, k in enumerate(at)}, _example(net))
         if encode is not None:
             self.encode = encode
         self.net = net
@@ -51,7 +50,22 @@ class MLPSubject(ModuleSubject):
         return x.unflatten(0, shape)
 
 
-_ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+_ELEMENTWISE = (
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Identity,
+)
+
+
+def _example(net: nn.Sequential) -> Tensor:
+    first = net[0]
+    return torch.zeros(1, first.in_features if isinstance(first, nn.Linear) else 0)
 
 
 def _refuse_others(net: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Any `nn.Module` as a subject, through forward hooks and a full forward pass. Always right; the oracle for fast ones."""
+"""Any `nn.Module` as a subject, through forward hooks and a full forward pass: always right, the oracle for fast ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class ModuleSubject(Subject):
         def note(name: str) -> Callable[[Tensor], Tensor]:
             def look(activation: Tensor) -> Tensor:
                 if name in widths:
-                    raise PlotError(f"Place '{name}' runs more than once per forward pass; name a module that runs once.")
+                    raise PlotError(
+                        f"Place '{name}' runs more than once per forward pass; name a module that runs once."
+                    )
                 widths[name] = activation.shape[1]
                 return activation
 
@@ -147,5 +149,7 @@ class ModuleSubject(Subject):
 def _plain_tensor(output: Any) -> Tensor:
     value = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
     if not isinstance(value, Tensor):
-        raise PlotError(f"The module returns {type(value).__name__}; pass `readout` to turn it into a tensor of outputs.")
+        raise PlotError(
+            f"The module returns {type(value).__name__}; pass `readout` to turn it into a tensor of outputs."
+        )
     return value

@@ -1,0 +1,46 @@
+# Every target does its own set-up in .venv first; that is quick when nothing changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test test-long lint format bench docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench]' -c constraints.txt
+	touch $@
+
+demo: setup  ## the paper's first study on one seed: table, handles and figures in runs/demo
+	$(BIN)/plot-ot run heq --seeds 1 --sampler balanced --out runs/demo
+	@echo "Figures: runs/demo/figures"
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-long: setup
+	$(BIN)/python -m pytest -m long
+
+lint: setup
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+bench: setup  ## the studies and side-by-side timings behind docs/results
+	$(BIN)/python benchmarks/heq_study.py
+	$(BIN)/python benchmarks/heq_speed.py
+
+docs: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
