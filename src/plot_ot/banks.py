@@ -226,9 +226,10 @@ def draw_pairs(
         if not any(missing):
             break
     if any(missing):
+        whose = f" for '{variable}'" if variable else ""
         raise PlotError(
-            f"Bank '{name}' (policy '{policy}'{f' for {variable}' if variable else ''}) wants {size} pairs, but a pool of "
-            f"{rows} rows offers {sum(missing)} too few. Use a larger pool, a balanced sampler, or a smaller bank."
+            f"Bank '{name}' (policy '{policy}'{whose}) wants {size} pairs, but a pool of {rows} rows offers "
+            f"{sum(missing)} too few. Use a larger pool, a balanced sampler, or a smaller bank."
         )
     chosen = torch.cat([torch.cat(hits) for hits in taken])
     chosen = chosen[torch.randperm(len(chosen), generator=generator)]

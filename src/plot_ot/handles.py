@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
-from plot_ot.runs import write_atomically
+from plot_ot.runs import to_json, write_atomically
 from plot_ot.subjects import Place, Subject, record_pairs
 
 FORMAT = "plot-ot handle 1"
@@ -135,7 +135,7 @@ class Handle:
             "edits": described,
             "chosen": dict(self.chosen),
         }
-        write_atomically(Path(path), save(tensors, metadata={"plot_ot": json.dumps(header)}))
+        write_atomically(Path(path), save(tensors, metadata={"plot_ot": to_json(header)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], subject: Subject | None = None) -> Handle:

@@ -1,4 +1,4 @@
-"""Effect signatures: how abstract and neural swaps change the outputs, pooled over the fit bank (paper, Section 3.1)."""
+"""Effect signatures: how abstract and neural swaps change the outputs, pooled over the fit bank (Section 3.1)."""
 
 from __future__ import annotations
 

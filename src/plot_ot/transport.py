@@ -110,7 +110,7 @@ class Coupling:
 
 
 def _tied(a: float, b: float) -> bool:
-    return abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-300)
+    return bool(abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-300))
 
 
 def couple(signatures: Signatures, transport: Transport) -> list[Coupling]:

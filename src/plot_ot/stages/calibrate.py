@@ -39,6 +39,8 @@ class Search:
             unknown("tie rule", self.ties, TIES)
         if not self.sizes or min(self.sizes) < 1 or not self.strengths:
             raise PlotError(f"The search needs K >= 1 and some λ; found K {self.sizes}, λ {self.strengths}.")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise PlotError(f"The K grid must rise without repetitions; found {self.sizes}.")
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,9 @@ def calibrate(
     recording.bank.require(variable)
     weights = pair_weights(recording, variable, search.score)
     variants = [_grid_weights(c, variable, search) for c in candidates]
-    surfaces = [
-        scored(recording, c.family.edits(v), variable, weights, look) for c, v in zip(candidates, variants, strict=True)
-    ]
-    surface = torch.stack(surfaces).unflatten(1, (len(search.sizes), len(search.strengths)))
+    surface = torch.stack(
+        [_surface(recording, c, v, variable, weights, look, search) for c, v in zip(candidates, variants, strict=True)]
+    )
     best = float(surface.max())
     tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
     if search.ties == "loss" and len(tied) > 1:
@@ -100,6 +101,22 @@ def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, 
     tops = torch.stack([top_k_weights(c.coupling, variable, min(k, len(c.family))) for k in search.sizes])
     strengths = torch.tensor(search.strengths, dtype=tops.dtype)
     return (tops[:, None, :] * strengths[None, :, None]).flatten(0, 1)
+
+
+def _surface(
+    recording: BankRecording,
+    c: Candidate,
+    variants: Tensor,
+    variable: str,
+    weights: Tensor,
+    look: Readout,
+    search: Search,
+) -> Float[Tensor, "sizes strengths"]:
+    """Scores of one candidate's grid; sizes beyond its number of sites repeat the largest."""
+    distinct = len({min(k, len(c.family)) for k in search.sizes})
+    scores = scored(recording, c.family.edits(variants[: distinct * len(search.strengths)]), variable, weights, look)
+    surface = scores.unflatten(0, (distinct, len(search.strengths)))
+    return torch.cat([surface, surface[-1:].expand(len(search.sizes) - distinct, -1)])
 
 
 def _lowest_loss(

@@ -1,4 +1,4 @@
-"""Any `nn.Module` as a subject, through forward hooks and a full forward pass: always right, the oracle for fast ones."""
+"""Any `nn.Module` as a subject, by forward hooks and a full forward pass: always right, the oracle for fast ones."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -15,8 +16,17 @@ from torch import Tensor, nn
 from plot_ot.banks import Bank, Splits, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
+from plot_ot.methods import Method
 from plot_ot.runs import write_atomically
+from plot_ot.signatures import SignatureSpec, readout
+from plot_ot.sites import whole_places
+from plot_ot.stages.calibrate import Search
+from plot_ot.stages.choose import Calibrate, TrainDas
+from plot_ot.stages.localize import Localize, ScoreSites, at_random, brute_force
+from plot_ot.study import Prepared
 from plot_ot.subjects import MLPSubject
+from plot_ot.tasks.base import Outline, SeedFailed, Task
+from plot_ot.transport import Transport
 
 ENTITIES, EMBEDDING, WIDTH, LAYERS = 100, 4, 16, 3
 VARIABLES = ("z_WX", "z_YZ")
@@ -96,6 +106,11 @@ class Backbone:
     def encode(self, rows: Int[Tensor, "rows 4"]) -> Float[Tensor, "rows 16"]:
         """x = [e(W) e(X) e(Y) e(Z)]."""
         return self.table[rows].flatten(1)
+
+    @torch.no_grad()
+    def answers(self, rows: Int[Tensor, "rows 4"]) -> Bool[Tensor, " rows"]:
+        """What the network answers."""
+        return self.net(self.encode(rows)).argmax(dim=1) == 1
 
     def subject(self) -> MLPSubject:
         """The network for the engine."""
@@ -177,7 +192,7 @@ def _read_backbone(path: Path, seed: int) -> Backbone:
 
 
 def draw_splits(
-    backbone: Backbone, sampler: str = "uniform", *, size: int = 1000, strict: bool = True
+    backbone: Backbone, sampler: str = "uniform", *, size: int = 1000, filtered: bool = True, strict: bool = True
 ) -> tuple[Splits, dict[str, float]]:
     """The paper's banks, from pools of rows the network answers correctly; also the pass rate per cell.
 
@@ -186,24 +201,22 @@ def draw_splits(
     """
     generator = torch.Generator().manual_seed(10_000 + backbone.seed)
     causal = causal_model()
-    seen: list[Tensor] = []
+    taken = torch.empty(0, 4, dtype=torch.long)
     tried, passed = torch.zeros(4), torch.zeros(4)
 
     def pool(count: int) -> Tensor:
+        """Rows that pass the filter and are in no earlier pool, so that splits share nothing."""
+        nonlocal taken
         rows = draw_pool(sampler, 2 * count, generator)
-        right = (backbone.net(backbone.encode(rows)).argmax(dim=1) == causal.answer(rows).long()).cpu()
         values = causal.run(rows)
+        right = backbone.answers(rows) == values["y"] if filtered else torch.ones(len(rows), dtype=torch.bool)
         cell = 2 * values["z_WX"].long() + values["z_YZ"].long()
         tried.add_(torch.bincount(cell, minlength=4))
         passed.add_(torch.bincount(cell[right], minlength=4))
-        rows = rows[right]
-        if seen:  # rows of earlier pools are left out, so that splits share nothing
-            earlier = torch.cat(seen)
-            fresh = _distinct(torch.cat([earlier, rows]))[len(_distinct(earlier)) :]
-            rows = fresh
-        rows = rows[torch.randperm(len(rows), generator=generator)[:count]]
-        seen.append(rows)
-        return rows
+        fresh = _distinct(torch.cat([taken, rows[right]]))[len(taken) :]
+        fresh = fresh[torch.randperm(len(fresh), generator=generator)[:count]]
+        taken = torch.cat([taken, fresh])
+        return fresh
 
     calibrate_on = "only" if sampler == "uniform" else "balanced"
     fit = draw_pairs(causal, pool(2048), "mixed", size, generator, name="fit")
@@ -216,3 +229,118 @@ def draw_splits(
             test[v, kind] = draw_pairs(causal, held_out, policy, size, generator, variable=v, name=name)
     rates = {f"{p}{q}": float(passed[2 * p + q] / tried[2 * p + q].clamp(min=1)) for p, q in CELLS}
     return Splits.checked(fit, calibration, test, strict=strict), rates
+
+
+# -- the study ------------------------------------------------------------------------------------------------
+
+STRENGTHS: dict[str, tuple[float, ...]] = {
+    "units": tuple(float(x) for x in range(1, 81)),
+    "tenths": tuple(x / 10 for x in range(1, 81)),
+}
+STRENGTHS["union"] = tuple(sorted({*STRENGTHS["units"], *STRENGTHS["tenths"]}))
+EPSILON = 4.0
+
+
+@dataclass(frozen=True)
+class HierarchicalEquality(Task):
+    """The paper's first study, configured."""
+
+    sampler: str = "uniform"
+    strengths: str = "union"
+    """λ grid: `units` 1..80 (the paper's text), `tenths` 0.1..8.0 (its example handle), or their `union`."""
+    size: int = 1000
+    name = "heq"
+    summary = "hierarchical equality: does W = X agree with Y = Z? 3 x 16 MLP (paper, Section 4.1)"
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            unknown("sampler", self.sampler, SAMPLERS)
+        if self.strengths not in STRENGTHS:
+            unknown("λ grid", self.strengths, STRENGTHS)
+        if self.size < 20:
+            raise PlotError(f"Banks of {self.size} pairs are too small to calibrate on; use at least 20.")
+
+    def config(self) -> dict[str, object]:
+        return {"task": self.name, "sampler": self.sampler, "strengths": self.strengths, "size": self.size}
+
+    def causal_model(self) -> CausalModel:
+        return causal_model()
+
+    def _search(self, ties: str = "smallest") -> Search:
+        return Search(tuple(range(1, 21)), STRENGTHS[self.strengths], ties=ties)
+
+    def methods(self) -> dict[str, Method]:
+        search = self._search()
+        once = Search((1,), (1.0,))
+        cosine = Transport("cosine", epsilon=(0.1, 0.3, 1.0))
+        methods = [
+            Method(
+                "plot",
+                "one 2 x 48 coupling over neurons at ε = 4 (paper); support in all layers or one, by calibration",
+                (Localize(transport=Transport(epsilon=(EPSILON,))), Calibrate(search, supports="place")),
+            ),
+            Method(
+                "plot-joint",
+                "the same coupling; support always the top K over all layers, as the text reads",
+                (Localize(transport=Transport(epsilon=(EPSILON,))), Calibrate(search)),
+            ),
+            Method(
+                "plot-layered",
+                "three 2 x 16 couplings of unit-norm signatures; calibration picks layer, ε, K and λ",
+                (
+                    Localize(
+                        transport=Transport(epsilon=(0.01, 0.1)), spec=SignatureSpec(normalise="unit"), per_place=True
+                    ),
+                    Calibrate(self._search(ties="loss")),
+                ),
+            ),
+            Method("das", "full DAS: 3 layers x 16 dimensions x 2 variables", (TrainDas(),), kind="das"),
+            Method(
+                "full-vector",
+                "the whole activation vector of the best layer",
+                (ScoreSites("brute-force", brute_force, whole_places), Calibrate(once)),
+                kind="baseline",
+            ),
+            Method(
+                "cosine",
+                "softmax of cosine similarities in place of transport, same search as plot",
+                (Localize(transport=cosine), Calibrate(search, supports="place")),
+                kind="baseline",
+            ),
+            Method(
+                "brute-force",
+                "every neuron swapped alone on calibration, same search as plot",
+                (ScoreSites("brute-force", brute_force), Calibrate(search, supports="place")),
+                kind="baseline",
+            ),
+            replace(self.random_method(0), name="random"),
+        ]
+        return {m.name: m for m in methods}
+
+    def random_method(self, draw: int) -> Method:
+        stages = (ScoreSites("random", at_random(draw)), Calibrate(self._search(), supports="place"))
+        return Method(f"random-{draw}", "random sites and weights, same search as plot", stages, kind="baseline")
+
+    def epsilon_sweep(self) -> Mapping[float, Method]:
+        def at(epsilon: float) -> Method:
+            transport = Transport(epsilon=(epsilon,))
+            stages = (Localize(transport=transport), Calibrate(self._search(), supports="place"))
+            return Method("plot", f"plot at ε = {epsilon}", stages)
+
+        return {e: at(e) for e in (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)}
+
+    def prepare(self, seed: int, cache: Path) -> Prepared:
+        backbone = load_backbone(seed, cache)
+        if not backbone.accepted:
+            cells = ", ".join(f"{p}{q}: {a:.4f}" for (p, q), a in zip(CELLS, backbone.cell_accuracy, strict=True))
+            raise SeedFailed(f"the backbone is not right on all four (z_WX, z_YZ) cells within 30 epochs ({cells})")
+        splits, rates = draw_splits(backbone, self.sampler, size=self.size)
+        notes = {"epochs": backbone.epochs, "cell_accuracy": backbone.cell_accuracy, "pass_rates": rates}
+        score = "paper" if self.sampler == "uniform" else "balanced"
+        subject = backbone.subject()
+        return Prepared(self.name, "mlp-3x16", seed, subject, splits, readout("softmax"), score, notes)
+
+    def outline(self, seed: int) -> Outline:
+        untrained = Backbone(seed, build_net(), torch.zeros(ENTITIES, EMBEDDING), 0, (0.0,) * 4)
+        splits, _ = draw_splits(untrained, self.sampler, size=self.size, filtered=False)
+        return Outline(untrained.subject(), splits, outputs=2)

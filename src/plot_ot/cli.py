@@ -1,0 +1,236 @@
+"""The command line: run a study, look at a run, see what would be computed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from plot_ot import __version__
+from plot_ot.errors import PlotError, unknown
+from plot_ot.methods import pick
+from plot_ot.plan import footprint, plan
+from plot_ot.report import tables
+from plot_ot.report.figures import draw_figures
+from plot_ot.runs import Json, RunDirectory
+from plot_ot.study import Study
+from plot_ot.tasks import TASKS, HierarchicalEquality, SeedFailed, Task
+
+app = typer.Typer(
+    help="Where in this network does this variable live, and how do I control it?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+run_app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
+app.add_typer(run_app, name="run")
+console = Console()
+errors = Console(stderr=True)
+
+SWEEP, CONTROLS = "epsilon-sweep", "controls"
+
+
+def default_cache() -> Path:
+    """Where trained networks are kept: $PLOT_OT_CACHE, or plot-ot in the user's cache directory."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("PLOT_OT_CACHE") or home / "plot-ot")
+
+
+Methods = Annotated[str | None, typer.Option(help="Comma-separated methods (default: all; see `plot-ot list`).")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
+First = Annotated[int, typer.Option(min=0, help="The first seed.")]
+Out = Annotated[Path, typer.Option(help="Run directory; an interrupted run there is continued.")]
+Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) or 'balanced' over (z_WX, z_YZ).")]
+Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
+Size = Annotated[int, typer.Option(help="Pairs per bank.")]
+Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
+
+
+@run_app.command("heq")
+def run_heq(
+    methods: Methods = None,
+    seeds: Seeds = 10,
+    first_seed: First = 0,
+    sampler: Sampler = "uniform",
+    strengths: Strengths = "union",
+    size: Size = 1000,
+    out: Out = Path("runs/heq"),
+    threads: Threads = 1,
+    sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
+    figures: Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Hierarchical equality: the paper's first study."""
+    task = HierarchicalEquality(sampler, strengths, size)
+    names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
+    torch.set_num_threads(threads)
+    run = run_study(task, names, list(range(first_seed, first_seed + seeds)), out, sweep=sweep, quiet=quiet)
+    results = run.compile([*task.methods(), SWEEP])
+    if figures:
+        draw_figures(run)
+    if not quiet:
+        print_run(run, results)
+
+
+def run_study(
+    task: Task, names: list[str] | None, seeds: list[int], out: Path, *, sweep: bool, quiet: bool
+) -> RunDirectory:
+    """Run the units that are missing from the run directory."""
+    chosen = pick(task.methods(), names)
+    config = {**task.config(), "methods": [m.name for m in chosen], "seeds": seeds}
+    run = RunDirectory.open(out, config, library_versions())
+    units = [CONTROLS, *(m.name for m in chosen), *([SWEEP] if sweep and "plot" in {m.name for m in chosen} else [])]
+    with progress(len(seeds) * len(units), quiet) as tick:
+        for seed in seeds:
+            missing = [u for u in units if not run.finished(seed, u)]
+            tick(f"seed {seed}", len(units) - len(missing))
+            if not missing or run.finished(seed, "failed"):
+                continue
+            tick(f"seed {seed}: network and banks", 0)
+            try:
+                study = Study(task.prepare(seed, default_cache()))
+            except SeedFailed as e:
+                run.finish(seed, "failed", {"failures": [{"task": task.name, "seed": seed, "reason": str(e)}]})
+                tick(f"seed {seed} failed", len(missing))
+                continue
+            if CONTROLS in missing:
+                run.finish(seed, CONTROLS, study.control_unit())
+                tick(f"seed {seed}: {CONTROLS}", 1)
+            for method in chosen:
+                if method.name in missing:
+                    tick(f"seed {seed}: {method.name}", 0)
+                    unit, handles = study.run(method, task.random_method)
+                    for handle in handles.values():
+                        handle.save(run.handle_path(seed, method.name, handle.variable))
+                    run.finish(seed, method.name, unit)
+                    tick(f"seed {seed}: {method.name}", 1)
+            if SWEEP in missing:
+                tick(f"seed {seed}: {SWEEP}", 0)
+                run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
+                tick(f"seed {seed}: {SWEEP}", 1)
+    return run
+
+
+@contextmanager
+def progress(total: int, quiet: bool) -> Any:
+    """A progress bar on a terminal, nothing elsewhere."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, disable=quiet or not errors.is_terminal, transient=True) as bar:
+        work = bar.add_task("starting", total=total)
+        yield lambda said, done: bar.update(work, description=said, advance=done)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that can change a result."""
+    versions = {"plot_ot": __version__}
+    for name in ("torch", "numpy", "safetensors"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "unknown"
+    return versions
+
+
+@app.command()
+def show(directory: Path) -> None:
+    """Print the tables of a run."""
+    run = RunDirectory.read(directory)
+    print_run(run, run.results())
+
+
+def print_run(run: RunDirectory, results: Json) -> None:
+    """Tables, warnings and where things are."""
+    if not results["records"]:
+        console.print(f"No finished unit in {run.path} yet.")
+    else:
+        for table in (
+            tables.accuracy_table(results),
+            tables.runtime_table(results),
+            tables.selection_table(results),
+            tables.verdict_table(results),
+        ):
+            if table.row_count:
+                console.print(table)
+    for failure in results["failures"]:
+        console.print(f"[yellow]seed {failure['seed']} failed:[/yellow] {failure['reason']}")
+    for line in tables.coupling_flags(run.couplings()):
+        console.print(f"[yellow]coupling:[/yellow] {line}")
+    console.print(f"Run directory: {run.path}", soft_wrap=True)
+
+
+@app.command("list")
+def list_all() -> None:
+    """Tasks and their methods."""
+    for make in TASKS.values():
+        task = make()
+        table = Table(title=f"{task.name}: {task.summary}", title_justify="left")
+        table.add_column("method", style="bold", no_wrap=True)
+        table.add_column("kind")
+        table.add_column("what it does", overflow="fold")
+        for m in task.methods().values():
+            table.add_row(m.name, m.kind, m.summary)
+        console.print(table)
+
+
+@app.command()
+def explain(
+    task: Annotated[str, typer.Argument(help="A task of `plot-ot list`.")],
+    sampler: Sampler = "uniform",
+    strengths: Strengths = "union",
+    size: Size = 1000,
+    seed: First = 0,
+) -> None:
+    """What a run would compute: sites, variants, forwards and memory, before spending the time."""
+    if task not in TASKS:
+        unknown("task", task, TASKS)
+    configured = HierarchicalEquality(sampler, strengths, size)
+    outline = configured.outline(seed)
+    console.print(repr(configured.causal_model()), highlight=False)
+    console.print(tables.power_table(outline.splits.test))
+    cost = footprint(outline.subject, outline.splits, outline.outputs)
+    console.print(
+        f"Recording: {cost.forwards:,} forwards (every distinct input once), {cost.bytes / 1e6:.1f} MB kept; "
+        f"largest resumed batch {cost.batch_bytes / 1e6:.1f} MB."
+    )
+    table = Table(title="Per seed")
+    for column in ("method", "sites", "calibration variants", "rotations", "responses (at most)"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for method in configured.methods().values():
+        p = plan(method, outline.subject, outline.splits)
+        table.add_row(p.method, *(f"{x:,}" for x in (p.sites, p.variants, p.rotations, p.responses)))
+    console.print(table)
+
+
+def main() -> None:
+    """Entry point: one line per error, no traceback unless PLOT_OT_DEBUG is set."""
+    try:
+        app()
+    except PlotError as e:
+        if os.environ.get("PLOT_OT_DEBUG"):
+            raise
+        errors.print(f"[red]error:[/red] {escape(str(e))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("Interrupted. Run the same command again to continue where it stopped.")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

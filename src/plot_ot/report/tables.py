@@ -1,0 +1,138 @@
+"""The tables of a run, as rich tables for the terminal. Spread over seeds is the population standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+from rich.table import Table
+
+from plot_ot.banks import Bank
+from plot_ot.runs import Json
+
+CONTROLS = ("no-edit", "copy-source")
+
+
+def mean_sd(values: Sequence[float], digits: int = 3) -> str:
+    """mean ± population sd; a single seed has no spread."""
+    if not values:
+        return "-"
+    spread = f" ± {pstdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def methods_in(results: Json) -> list[str]:
+    """Methods with records, controls last, otherwise in the order of the results."""
+    names = list(dict.fromkeys(r["method"] for r in results["records"]))
+    return [n for n in names if n not in CONTROLS] + [n for n in CONTROLS if n in names]
+
+
+def banks_in(results: Json) -> list[tuple[str, str]]:
+    """(variable, bank) in the order of the results."""
+    return list(dict.fromkeys((r["variable"], r["bank"]) for r in results["records"]))
+
+
+def average_by_seed(results: Json, method: str, field: str = "accuracy") -> dict[int, float]:
+    """Per seed, the mean over all sensitivity and invariance banks ("avg. exact")."""
+    by_seed: dict[int, list[float]] = {}
+    for r in results["records"]:
+        if r["method"] == method and r.get(field) is not None:
+            by_seed.setdefault(r["seed"], []).append(r[field])
+    return {seed: fmean(values) for seed, values in by_seed.items()}
+
+
+def accuracy_table(results: Json) -> Table:
+    """Mean ± sd over seeds, per bank and on average, with controls and total seconds."""
+    seeds = sorted({r["seed"] for r in results["records"]})
+    table = Table(title=f"Exact counterfactual accuracy, {len(seeds)} seed{'s' if len(seeds) != 1 else ''}")
+    table.add_column("method", style="bold", no_wrap=True)
+    banks = banks_in(results)
+    for variable, bank in banks:
+        table.add_column(f"{variable}\n{bank}", justify="right", no_wrap=True)
+    table.add_column("average", justify="right", style="bold", no_wrap=True)
+    table.add_column("full patch\nsame place", justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for method in methods_in(results):
+        if method == CONTROLS[0]:
+            table.add_section()
+        cells = []
+        for variable, bank in banks:
+            wanted = (method, variable, bank)
+            hits = [r["accuracy"] for r in results["records"] if (r["method"], r["variable"], r["bank"]) == wanted]
+            cells.append(mean_sd(hits))
+        average = mean_sd(list(average_by_seed(results, method).values()))
+        patch = mean_sd(list(average_by_seed(results, method, "full_patch").values()))
+        seconds = mean_sd([t["seconds"] for t in results["runtimes"] if t["method"] == method], 2)
+        table.add_row(method, *cells, average, patch, seconds)
+    return table
+
+
+def runtime_table(results: Json) -> Table:
+    """Seconds per part, each method charged what it would cost alone and cold."""
+    parts = list(results["runtimes"][0]["parts"]) if results["runtimes"] else []
+    table = Table(title="Seconds per part (mean over seeds)")
+    table.add_column("method", style="bold", no_wrap=True)
+    for part in [*parts, "total"]:
+        table.add_column(part, justify="right")
+    for method in methods_in(results):
+        rows = [t for t in results["runtimes"] if t["method"] == method]
+        if rows:
+            cells = [f"{fmean(t['parts'][p] for t in rows):.3f}" for p in parts]
+            table.add_row(method, *cells, f"{fmean(t['seconds'] for t in rows):.3f}")
+    return table
+
+
+def verdict_table(results: Json) -> Table:
+    """How often each verdict was given, and one seed's sentence."""
+    table = Table(title="Verdicts")
+    for column in ("method", "variable", "verdict (seeds)", "first seed"):
+        table.add_column(column, overflow="fold")
+    keys = dict.fromkeys((v["method"], v["variable"]) for v in results["verdicts"])
+    for method, variable in keys:
+        mine = [v for v in results["verdicts"] if (v["method"], v["variable"]) == (method, variable)]
+        counts: dict[str, int] = {}
+        for v in mine:
+            counts[v["status"]] = counts.get(v["status"], 0) + 1
+        said = ", ".join(f"{status} ({n})" for status, n in counts.items())
+        table.add_row(method, variable, said, mine[0]["sentence"])
+    return table
+
+
+def selection_table(results: Json) -> Table:
+    """What calibration chose, for the first seed."""
+    table = Table(title="Chosen on calibration (first seed)")
+    for column in ("method", "variable", "places", "size", "setting", "calibration"):
+        table.add_column(column, overflow="fold")
+    first = min((s["seed"] for s in results["selection"]), default=None)
+    for s in results["selection"]:
+        if s["seed"] == first:
+            c = s["chosen"]
+            setting = f"k = {c['k']}" if "k" in c else f"K = {c.get('K')}, λ = {c.get('strength')}"
+            if c.get("epsilon") is not None:
+                setting += f", ε = {c['epsilon']}"
+            score = f"{c['calibration_score']:.3f}"
+            table.add_row(s["method"], s["variable"], ", ".join(s["places"]), str(s["size"]), setting, score)
+    return table
+
+
+def coupling_flags(couplings: Sequence[Json]) -> list[str]:
+    """Each degeneracy once, with the methods and how many couplings it concerns."""
+    found: dict[tuple[str, str], int] = {}
+    for c in couplings:
+        for flag in c.get("flags", []):
+            key = (c["method"], flag.split(":")[0].split(" at ")[0])
+            found[key] = found.get(key, 0) + 1
+    return [f"{method}: {flag} ({n} coupling{'s' if n > 1 else ''})" for (method, flag), n in found.items()]
+
+
+def power_table(tests: Mapping[tuple[str, str], Bank]) -> Table:
+    """What the test banks can show: pairs that tell a variable's swap from each confusion."""
+    table = Table(title="Sensitivity test banks: pairs whose counterfactual label differs from")
+    for column in ("variable", "pairs", "the base's answer", "the source's answer", "another variable's swap"):
+        table.add_column(column, justify="left" if column == "variable" else "right")
+    for (variable, kind), bank in tests.items():
+        if kind == "sensitivity":
+            p = bank.power(variable)
+            others = ", ".join(f"{o}: {n}" for o, n in p.against_others.items())
+            table.add_row(variable, str(p.pairs), str(p.against_base), str(p.against_source), others)
+    return table

@@ -1,0 +1,77 @@
+"""Stages as values: each takes what the stage before found and returns what it found itself."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from plot_ot.handles import Handle
+from plot_ot.signatures import Readout, Signatures
+from plot_ot.stages.calibrate import Calibration, Candidate
+from plot_ot.subjects import BankRecording, Place, Subject
+
+PARTS = ("recording", "signatures", "transport", "calibration", "das", "test")
+
+
+class Clock:
+    """Seconds spent per part of a method."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Charge the time spent inside to a part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts[name] += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a method may look at while it chooses: never a test bank."""
+
+    subject: Subject
+    fit: BankRecording
+    calibration: BankRecording
+    variables: tuple[str, ...]
+    look: Readout
+    seed: int = 0
+    score: str = "balanced"
+    """The calibration score every stage selects by."""
+    clock: Clock = field(default_factory=Clock)
+
+    def generator(self, salt: int = 0) -> torch.Generator:
+        """A fresh, seeded source of randomness."""
+        return torch.Generator().manual_seed(1_000_003 * (self.seed + 1) + salt)
+
+
+@dataclass(frozen=True)
+class State:
+    """What stages hand on, per variable: where to look, couplings to calibrate, and handles."""
+
+    places: Mapping[str, tuple[Place, ...]]
+    signatures: tuple[Signatures, ...] = ()
+    candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict)
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    handles: Mapping[str, Handle] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, problem: Problem) -> State:
+        """Every place is open to every variable."""
+        return cls(dict.fromkeys(problem.variables, problem.subject.places))
+
+
+class Stage(Protocol):
+    """One step of a method."""
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        """From what is known to what is found."""
+        ...
