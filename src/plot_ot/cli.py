@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from plot_ot import __version__
 from plot_ot.errors import PlotError, unknown
@@ -34,7 +33,7 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
 
 SWEEP, CONTROLS = "epsilon-sweep", "controls"
@@ -149,29 +148,34 @@ def library_versions() -> dict[str, str]:
 
 
 @app.command()
-def show(directory: Path) -> None:
+def show(
+    directory: Path,
+    detail: Annotated[bool, typer.Option(help="Also what calibration chose, and every coupling's flags.")] = False,
+) -> None:
     """Print the tables of a run."""
     run = RunDirectory.read(directory)
-    print_run(run, run.results())
+    print_run(run, run.results(), detail)
 
 
-def print_run(run: RunDirectory, results: Json) -> None:
-    """Tables, warnings and where things are."""
+def print_run(run: RunDirectory, results: Json, detail: bool = False) -> None:
+    """Tables, verdicts, warnings, and where things are."""
     if not results["records"]:
         console.print(f"No finished unit in {run.path} yet.")
-    else:
-        for table in (
-            tables.accuracy_table(results),
-            tables.runtime_table(results),
-            tables.selection_table(results),
-            tables.verdict_table(results),
-        ):
-            if table.row_count:
-                console.print(table)
+    shown = [
+        tables.accuracy_table(results, console.width),
+        tables.runtime_table(results),
+        tables.verdict_table(results),
+    ]
+    for table in [*shown, *([tables.selection_table(results)] if detail else [])]:
+        if table.row_count:
+            console.print(table)
+    for sentence in tables.verdict_sentences(results):
+        console.print(sentence, highlight=False)
     for failure in results["failures"]:
-        console.print(f"[yellow]seed {failure['seed']} failed:[/yellow] {failure['reason']}")
-    for line in tables.coupling_flags(run.couplings()):
-        console.print(f"[yellow]coupling:[/yellow] {line}")
+        console.print(f"[yellow]seed {failure['seed']} failed:[/yellow] {escape(failure['reason'])}")
+    if detail:
+        for line in tables.coupling_flags(run.couplings()):
+            console.print(f"[yellow]coupling:[/yellow] {escape(line)}")
     console.print(f"Run directory: {run.path}", soft_wrap=True)
 
 
@@ -180,7 +184,7 @@ def list_all() -> None:
     """Tasks and their methods."""
     for make in TASKS.values():
         task = make()
-        table = Table(title=f"{task.name}: {task.summary}", title_justify="left")
+        table = tables.plain_table(f"{task.name}: {task.summary}")
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")
         table.add_column("what it does", overflow="fold")
@@ -209,7 +213,7 @@ def explain(
         f"Recording: {cost.forwards:,} forwards (every distinct input once), {cost.bytes / 1e6:.1f} MB kept; "
         f"largest resumed batch {cost.batch_bytes / 1e6:.1f} MB."
     )
-    table = Table(title="Per seed")
+    table = tables.plain_table("Per seed")
     for column in ("method", "sites", "calibration variants", "rotations", "responses (at most)"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for method in configured.methods().values():

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from rich import box
 from rich.table import Table
 
 from plot_ot.banks import Bank
 from plot_ot.runs import Json
+
+
+def plain_table(title: str) -> Table:
+    """The look all tables share: one rule under the head, little padding."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+
 
 CONTROLS = ("no-edit", "copy-source")
 
@@ -41,16 +48,17 @@ def average_by_seed(results: Json, method: str, field: str = "accuracy") -> dict
     return {seed: fmean(values) for seed, values in by_seed.items()}
 
 
-def accuracy_table(results: Json) -> Table:
-    """Mean ± sd over seeds, per bank and on average, with controls and total seconds."""
+def accuracy_table(results: Json, width: int = 120) -> Table:
+    """Mean ± sd over seeds, per bank and on average, with controls and seconds; fewer spreads where space is short."""
     seeds = sorted({r["seed"] for r in results["records"]})
-    table = Table(title=f"Exact counterfactual accuracy, {len(seeds)} seed{'s' if len(seeds) != 1 else ''}")
+    wide = width >= 118 and len(seeds) > 1
+    table = plain_table(f"Exact counterfactual accuracy, {len(seeds)} seed{'s' if len(seeds) != 1 else ''}")
     table.add_column("method", style="bold", no_wrap=True)
     banks = banks_in(results)
     for variable, bank in banks:
-        table.add_column(f"{variable}\n{bank}", justify="right", no_wrap=True)
+        table.add_column(f"{variable}\n{bank[:4]}.", justify="right", no_wrap=True)
     table.add_column("average", justify="right", style="bold", no_wrap=True)
-    table.add_column("full patch\nsame place", justify="right", no_wrap=True)
+    table.add_column("full\npatch", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for method in methods_in(results):
         if method == CONTROLS[0]:
@@ -59,18 +67,19 @@ def accuracy_table(results: Json) -> Table:
         for variable, bank in banks:
             wanted = (method, variable, bank)
             hits = [r["accuracy"] for r in results["records"] if (r["method"], r["variable"], r["bank"]) == wanted]
-            cells.append(mean_sd(hits))
+            cells.append(mean_sd(hits) if wide or not hits else f"{fmean(hits):.3f}")
         average = mean_sd(list(average_by_seed(results, method).values()))
-        patch = mean_sd(list(average_by_seed(results, method, "full_patch").values()))
-        seconds = mean_sd([t["seconds"] for t in results["runtimes"] if t["method"] == method], 2)
-        table.add_row(method, *cells, average, patch, seconds)
+        patches = list(average_by_seed(results, method, "full_patch").values())
+        spent = [t["seconds"] for t in results["runtimes"] if t["method"] == method]
+        seconds = mean_sd(spent, 2) if wide or not spent else f"{fmean(spent):.2f}"
+        table.add_row(method, *cells, average, f"{fmean(patches):.3f}" if patches else "-", seconds)
     return table
 
 
 def runtime_table(results: Json) -> Table:
     """Seconds per part, each method charged what it would cost alone and cold."""
     parts = list(results["runtimes"][0]["parts"]) if results["runtimes"] else []
-    table = Table(title="Seconds per part (mean over seeds)")
+    table = plain_table("Seconds per part (mean over seeds)")
     table.add_column("method", style="bold", no_wrap=True)
     for part in [*parts, "total"]:
         table.add_column(part, justify="right")
@@ -83,24 +92,33 @@ def runtime_table(results: Json) -> Table:
 
 
 def verdict_table(results: Json) -> Table:
-    """How often each verdict was given, and one seed's sentence."""
-    table = Table(title="Verdicts")
-    for column in ("method", "variable", "verdict (seeds)", "first seed"):
-        table.add_column(column, overflow="fold")
-    keys = dict.fromkeys((v["method"], v["variable"]) for v in results["verdicts"])
-    for method, variable in keys:
-        mine = [v for v in results["verdicts"] if (v["method"], v["variable"]) == (method, variable)]
-        counts: dict[str, int] = {}
-        for v in mine:
-            counts[v["status"]] = counts.get(v["status"], 0) + 1
-        said = ", ".join(f"{status} ({n})" for status, n in counts.items())
-        table.add_row(method, variable, said, mine[0]["sentence"])
+    """How many seeds got each verdict, per method and variable."""
+    table = plain_table("Verdicts (seeds)")
+    variables = list(dict.fromkeys(v["variable"] for v in results["verdicts"]))
+    for column in ("method", *variables):
+        table.add_column(column)
+    for method in dict.fromkeys(v["method"] for v in results["verdicts"]):
+        cells = []
+        for variable in variables:
+            said = [v["status"] for v in results["verdicts"] if (v["method"], v["variable"]) == (method, variable)]
+            cells.append(", ".join(f"{status} ({said.count(status)})" for status in dict.fromkeys(said)))
+        table.add_row(method, *cells)
     return table
+
+
+def verdict_sentences(results: Json) -> list[str]:
+    """What the first method's handles of the first seed were found to do, in words."""
+    if not results["verdicts"]:
+        return []
+    first = results["verdicts"][0]
+    key = (first["method"], first["seed"])
+    said = [v["sentence"] for v in results["verdicts"] if (v["method"], v["seed"]) == key]
+    return [f"{first['method']}, seed {first['seed']}: {sentence}" for sentence in said]
 
 
 def selection_table(results: Json) -> Table:
     """What calibration chose, for the first seed."""
-    table = Table(title="Chosen on calibration (first seed)")
+    table = plain_table("Chosen on calibration (first seed)")
     for column in ("method", "variable", "places", "size", "setting", "calibration"):
         table.add_column(column, overflow="fold")
     first = min((s["seed"] for s in results["selection"]), default=None)
@@ -127,7 +145,7 @@ def coupling_flags(couplings: Sequence[Json]) -> list[str]:
 
 def power_table(tests: Mapping[tuple[str, str], Bank]) -> Table:
     """What the test banks can show: pairs that tell a variable's swap from each confusion."""
-    table = Table(title="Sensitivity test banks: pairs whose counterfactual label differs from")
+    table = plain_table("Sensitivity test banks: pairs whose counterfactual label differs from")
     for column in ("variable", "pairs", "the base's answer", "the source's answer", "another variable's swap"):
         table.add_column(column, justify="left" if column == "variable" else "right")
     for (variable, kind), bank in tests.items():

@@ -89,11 +89,20 @@ def calibrate(
         "support": chosen.label,
         "sites": [chosen.family.sites[j].name for j in chosen.coupling.ranking(variable)[:size]],
         "tied_at_K": chosen.coupling.tied_at(variable, size),
+        "by_support": _best_by_support(candidates, surface),
         "calibration_score": best,
     }
     one = variants[at][k * len(search.strengths) + s].unsqueeze(0)
     handle = handle_from_edits(variable, chosen.family.edits(one), 0, recording.subject, described)
     return Calibration(handle, best, search.sizes, search.strengths, surface, at)
+
+
+def _best_by_support(candidates: Sequence[Candidate], surface: Tensor) -> dict[str, float]:
+    """The best score each support (a place, or all) would have reached."""
+    best: dict[str, float] = {}
+    for c, scores in zip(candidates, surface.flatten(1).max(dim=1).values.tolist(), strict=True):
+        best[c.label] = max(scores, best.get(c.label, 0.0))
+    return best
 
 
 def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "sizes*strengths sites"]:

@@ -81,8 +81,16 @@ def best_rotation(problem: Problem, rotations: Sequence[Rotation]) -> Handle:
         "fit_loss": best.loss,
         "calibration_score": score,
         "trained": len(rotations),
+        "by_support": _best_by_place(rotations, scores),
     }
     return handle_from_edits(variable, _edit(best), 0, problem.subject, described)
+
+
+def _best_by_place(rotations: Sequence[Rotation], scores: Sequence[float]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for r, score in zip(rotations, scores, strict=True):
+        best[r.place.name] = max(score, best.get(r.place.name, 0.0))
+    return best
 
 
 def _edit(rotation: Rotation) -> list[EditBatch]:
