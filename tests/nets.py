@@ -16,6 +16,8 @@ from plot_ot.banks import Bank, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.subjects import MLPSubject, ModuleSubject
 
+torch.set_num_threads(1)  # matrices this small only lose by more
+
 # -- random tensors and networks ------------------------------------------------------------------------------
 
 

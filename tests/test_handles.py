@@ -102,7 +102,7 @@ def test_a_handle_that_touches_nothing_gives_the_clean_outputs(net):
 
 @several
 def test_a_saved_handle_comes_back_whole(net, kinds, tmp_path):
-    handle = make_handle(net, *kinds, method="plot", K=2, strength=0.5, beta=float("inf"), sites=["layer1[0]"], e=None)
+    handle = make_handle(net, *kinds, method="plot", K=2, strength=0.5, sites=["layer1[0]"], beta=None)
     path = tmp_path / "new" / "z.safetensors"
     handle.save(path)
     assert [p.name for p in path.parent.iterdir()] == ["z.safetensors"]
@@ -160,7 +160,7 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_it(net, damage, tmp_pa
     path = tmp_path / "z.safetensors"
     make_handle(net, "oblique").save(path)
     damage(path)
-    with pytest.raises(PlotError, match="z.safetensors") as refusal:
+    with pytest.raises(PlotError, match=r"z\.safetensors") as refusal:
         Handle.load(path)
     assert "\n" not in str(refusal.value)
 
@@ -175,7 +175,7 @@ def test_nan_is_named_as_the_reason(net, tmp_path):
 
 @pytest.mark.parametrize("where", ["missing.safetensors", "."])
 def test_a_path_without_a_file_is_refused(where, tmp_path):
-    with pytest.raises(PlotError, match="no handle file|not a readable"):
+    with pytest.raises(PlotError, match=r"no handle file|not a readable"):
         Handle.load(tmp_path / where)
 
 
@@ -219,7 +219,7 @@ uses = pytest.mark.parametrize(
 @uses
 def test_a_place_the_subject_does_not_name_is_refused(net, use):
     subject = ModuleSubject(net, {"hidden": "1"}, BASE)
-    with pytest.raises(PlotError, match="Unknown place 'layer1'.*hidden"):
+    with pytest.raises(PlotError, match=r"Unknown place 'layer1'.*hidden"):
         use(make_handle(net, "identity"), subject)
 
 

@@ -1,1 +1,54 @@
-__version__ = "0.1.0"
+"""PLOT: where in this network does this variable live, and how do I control it?"""
+
+from plot_ot.banks import Bank, Splits, draw_pairs
+from plot_ot.causal import CausalModel, Mechanism
+from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.handles import Edit, Handle
+from plot_ot.localize import Result, localize
+from plot_ot.methods import Method
+from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
+from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
+from plot_ot.stages.calibrate import Candidate, Search, calibrate
+from plot_ot.subjects import MLPSubject, ModuleSubject, Place, Subject, record
+from plot_ot.transport import Coupling, Transport, couple
+from plot_ot.version import __version__
+
+__all__ = [
+    "Bank",
+    "Candidate",
+    "CausalModel",
+    "Coupling",
+    "Edit",
+    "EditBatch",
+    "Frame",
+    "Handle",
+    "MLPSubject",
+    "Mechanism",
+    "Method",
+    "ModuleSubject",
+    "Place",
+    "PlotError",
+    "PlotWarning",
+    "Readout",
+    "Result",
+    "Search",
+    "SignatureSpec",
+    "Signatures",
+    "Site",
+    "SiteFamily",
+    "Splits",
+    "Subject",
+    "Transport",
+    "__version__",
+    "blocks",
+    "calibrate",
+    "couple",
+    "draw_pairs",
+    "localize",
+    "neurons",
+    "record",
+    "respond",
+    "signatures",
+    "whole_places",
+]

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from plot_ot import __version__
 from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import pick
 from plot_ot.plan import footprint, plan
@@ -24,6 +23,7 @@ from plot_ot.report.figures import draw_figures
 from plot_ot.runs import Json, RunDirectory
 from plot_ot.study import Study
 from plot_ot.tasks import TASKS, HierarchicalEquality, SeedFailed, Task
+from plot_ot.version import __version__
 
 app = typer.Typer(
     help="Where in this network does this variable live, and how do I control it?",

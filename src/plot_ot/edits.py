@@ -104,7 +104,7 @@ class EditBatch:
         if read is not None and read.ndim == 3 and len(read) != len(self.gains):
             raise PlotError(f"{len(read)} frames for {len(self.gains)} variants at {self.place.name}.")
 
-    def select(self, variants: Int[Tensor, " chosen"]) -> EditBatch:
+    def select(self, variants: Int[Tensor, " chosen"] | slice) -> EditBatch:
         """The edits of some of the variants."""
         read, write = self.frame.read, self.frame.write
         frame = replace(
@@ -120,7 +120,7 @@ class EditBatch:
         """a + W(g * (Rᵀ a_source - Rᵀ a)) for every variant and pair."""
         g = self.gains.unsqueeze(1)
         if self.frame.read is None:
-            return torch.addcmul(a, g, source - a)
+            return torch.lerp(a, source, g)  # a + g (a_source - a), fused
         change = self.frame.coordinates(source - a)  # reading is linear
         return a + self.frame.lift(g * change)
 
@@ -152,12 +152,13 @@ def stream(
         group = (first_active == start).nonzero().squeeze(1)
         if not len(group):
             continue
-        gathered = [_Gathered(recording, e.place) for e in edits[start:]]
-        for variants in group.split(variants_at_once):
-            chosen = [e.select(variants.to(e.gains.device)) for e in edits[start:]]
+        here = [e.select(group.to(e.gains.device)) for e in edits[start:]]
+        gathered = [_Gathered(recording, e.place) for e in here]
+        for first in range(0, len(group), variants_at_once):
+            chosen = [e.select(slice(first, first + variants_at_once)) for e in here]
             for at in range(0, len(recording), pairs_at_once):
                 pairs = slice(at, min(at + pairs_at_once, len(recording)))
-                yield variants, pairs, _resume(recording, chosen, gathered, pairs)
+                yield group[first : first + variants_at_once], pairs, _resume(recording, chosen, gathered, pairs)
 
 
 def resume_edited(

@@ -20,6 +20,7 @@ from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.runs import to_json, write_atomically
 from plot_ot.subjects import Place, Subject, record_pairs
+from plot_ot.version import __version__
 
 FORMAT = "plot-ot handle 1"
 
@@ -112,8 +113,6 @@ class Handle:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the handle: tensors and a description, in one safetensors file."""
-        from plot_ot import __version__
-
         tensors: dict[str, Tensor] = {}
         described = []
         for k, e in enumerate(self.edits):

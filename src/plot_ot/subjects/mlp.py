@@ -29,13 +29,14 @@ class MLPSubject(ModuleSubject):
         if encode is not None:
             self.encode = encode
         self.net = net
+        self._layers = list(net)
         self._index = {p.name: k for p, k in zip(self.places, at, strict=True)}
 
     @property
     def responses_per_batch(self) -> int:
         # Keep one batch of activations within a CPU core's second-level cache.
         width = max(p.width for p in self.places)
-        return max(1, (1 << 17) // width) if self.device.type == "cpu" else max(1, (1 << 26) // width)
+        return max(1, (1 << 18) // width) if self.device.type == "cpu" else max(1, (1 << 26) // width)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
@@ -43,9 +44,9 @@ class MLPSubject(ModuleSubject):
         shape = activation.shape[:2]
         at = {self._index[name]: rewrite for name, rewrite in later.items()}
         x, fresh = activation.flatten(0, 1), False
-        for k in range(self._index[start.name] + 1, len(self.net)):
-            x = _apply(self.net[k], x, fresh and not x.requires_grad)
-            fresh = isinstance(self.net[k], nn.Linear)
+        for k, layer in enumerate(self._layers[self._index[start.name] + 1 :], self._index[start.name] + 1):
+            x = _apply(layer, x, fresh and not x.requires_grad)
+            fresh = isinstance(layer, nn.Linear)
             if k in at:
                 x = at[k](x.unflatten(0, shape)).flatten(0, 1)
         return x.unflatten(0, shape)

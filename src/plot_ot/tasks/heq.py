@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from plot_ot.banks import Bank, Splits, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
+from plot_ot.localize import layered
 from plot_ot.methods import Method
 from plot_ot.runs import write_atomically
-from plot_ot.signatures import SignatureSpec, readout
+from plot_ot.signatures import readout
 from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
@@ -284,16 +285,7 @@ class HierarchicalEquality(Task):
                 "the same coupling; support always the top K over all layers, as the text reads",
                 (Localize(transport=Transport(epsilon=(EPSILON,))), Calibrate(search)),
             ),
-            Method(
-                "plot-layered",
-                "three 2 x 16 couplings of unit-norm signatures; calibration picks layer, ε, K and λ",
-                (
-                    Localize(
-                        transport=Transport(epsilon=(0.01, 0.1)), spec=SignatureSpec(normalise="unit"), per_place=True
-                    ),
-                    Calibrate(self._search(ties="loss")),
-                ),
-            ),
+            layered(self._search(ties="loss")),
             Method("das", "full DAS: 3 layers x 16 dimensions x 2 variables", (TrainDas(),), kind="das"),
             Method(
                 "full-vector",

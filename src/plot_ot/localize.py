@@ -1,0 +1,107 @@
+"""Localize variables of your own causal model in your own network, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from plot_ot.banks import Bank, Splits, draw_pairs
+from plot_ot.causal import CausalModel, same
+from plot_ot.errors import PlotError
+from plot_ot.handles import Handle
+from plot_ot.methods import Method
+from plot_ot.runs import Json
+from plot_ot.signatures import Readout, SignatureSpec, readout
+from plot_ot.stages.calibrate import Search
+from plot_ot.stages.choose import Calibrate
+from plot_ot.stages.localize import Localize, ScoreSites, at_random
+from plot_ot.study import Prepared, Study
+from plot_ot.subjects import Subject
+from plot_ot.transport import Transport
+
+STRENGTHS = tuple(sorted({*(x / 10 for x in range(1, 81)), *(float(x) for x in range(1, 21))}))
+SEARCH = Search(tuple(range(1, 21)), STRENGTHS, ties="loss")
+
+
+def layered(search: Search = SEARCH) -> Method:
+    """One coupling per place over unit-norm signatures of its neurons; calibration picks place, ε, K and λ."""
+    transport, spec = Transport(epsilon=(0.01, 0.1)), SignatureSpec(normalise="unit")
+    summary = "one coupling of unit-norm signatures per layer; calibration picks layer, ε, K and λ"
+    return Method(
+        "plot-layered", summary, (Localize(transport=transport, spec=spec, per_place=True), Calibrate(search))
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Handles by variable, with what the test banks say about them."""
+
+    handles: Mapping[str, Handle]
+    verdicts: Mapping[str, Json]
+    records: Sequence[Json]
+    seconds: float
+
+    def __str__(self) -> str:
+        return "\n".join(str(v["sentence"]) for v in self.verdicts.values())
+
+
+def localize(
+    subject: Subject,
+    causal: CausalModel,
+    inputs: Int[Tensor, "rows inputs"],
+    *,
+    look: str | Readout = "softmax",
+    method: Method | None = None,
+    pairs: int = 1000,
+    seed: int = 0,
+) -> Result:
+    """Where in `subject` do the variables of `causal` live?
+
+    `inputs` are rows of the causal model's inputs that the network can be run on. Rows it answers correctly are split
+    into three disjoint pools; base/source pairs balanced over which variables change are drawn from each, for fitting
+    the couplings, calibrating the handles, and testing them once.
+    """
+    look = readout(look)
+    generator = torch.Generator().manual_seed(seed)
+    rows = _answered(subject, causal, inputs, look)
+    rows = rows[torch.randperm(len(rows), generator=generator)]
+    half, rest = len(rows) // 2, len(rows) - len(rows) // 2
+    fit, calibration, held_out = rows.split([half, rest // 2, rest - rest // 2])
+    test: dict[tuple[str, str], Bank] = {}
+    for v in causal.variables:
+        for kind, policy in (("sensitivity", "sensitive"), ("invariance", "invariant")):
+            test[v, kind] = draw_pairs(causal, held_out, policy, pairs, generator, variable=v, name=f"test/{v}/{kind}")
+    splits = Splits.checked(
+        draw_pairs(causal, fit, "mixed", pairs, generator, name="fit"),
+        draw_pairs(causal, calibration, "balanced", pairs, generator, name="calibration"),
+        test,
+        strict=True,
+    )
+    method = method or layered()
+    study = Study(Prepared("localize", type(subject).__name__, seed, subject, splits, look))
+    unit, handles = study.run(method, _random_method)
+    verdicts = {v["variable"]: v for v in unit.get("verdicts", [])}
+    return Result(handles, verdicts, unit["records"], unit["runtimes"][0]["seconds"])
+
+
+def _random_method(draw: int) -> Method:
+    search = Search(SEARCH.sizes, SEARCH.strengths)
+    stages = (ScoreSites("random", at_random(draw)), Calibrate(search, supports="place"))
+    return Method(f"random-{draw}", "random sites and weights, same search", stages, kind="baseline")
+
+
+def _answered(subject: Subject, causal: CausalModel, inputs: Tensor, look: Readout) -> Tensor:
+    """The distinct rows the network answers as the causal model does."""
+    distinct = torch.unique(inputs, dim=0)
+    answers = look.decide(subject.record(distinct).outputs).cpu()
+    right = same(answers, causal.answer(distinct).to(answers.dtype))
+    if right.sum() < 100:
+        raise PlotError(
+            f"The network answers only {int(right.sum())} of {len(distinct)} distinct inputs as the causal model does; "
+            f"at least 100 are needed. Train it further, or give more inputs."
+        )
+    return distinct[right]
