@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -333,6 +334,7 @@ def measure_das(task: Task, plan: Plan, share: float) -> dict[str, Any]:
         {
             "ours, default": lambda: das_ours(fit, DasSpec(), plan.seed),
             "ours, paper's optimiser": lambda: das_ours(fit, paper, plan.seed),
+            "ours, paper's, no clipping": lambda: das_ours(fit, replace(paper, clip=math.inf), plan.seed),
         },
     )
     rows = rungs["ours, default"][0]
@@ -346,11 +348,10 @@ def measure_das(task: Task, plan: Plan, share: float) -> dict[str, Any]:
         rungs[f"pyvene, {kind}"] = das_outside(some, train, plan.seed)
     scores = {name: accuracies(calibration, rows) for name, (rows, _) in rungs.items()}
     shared = set.intersection(*(set(s) for s in scores.values()))
-    baseline = rungs["pyvene, rotated"][1]["seconds"]
-    report = {
-        name: times | _accuracy_of(rows, scores[name], shared) | {"times_pyvene": baseline / times["seconds"]}
-        for name, (rows, times) in rungs.items()
-    }
+    report = {name: times | _accuracy_of(rows, scores[name], shared) for name, (rows, times) in rungs.items()}
+    pyvene = report["pyvene, rotated"]
+    for times in report.values():
+        _compare(times, pyvene)
     return {
         "rungs": report,
         "jobs_shared_by_all": len(shared),
@@ -361,6 +362,19 @@ def measure_das(task: Task, plan: Plan, share: float) -> dict[str, Any]:
 
 def _pyvene(model: torch.nn.Module, pairs: Pairs, rule: Rule, kind: str) -> Callable[[Job], Trained]:
     return lambda job: das_with_pyvene(model, pairs, job, rule, kind)
+
+
+def _compare(times: dict[str, Any], pyvene: Mapping[str, Any]) -> None:
+    """How many times faster than pyvene, and how far behind it in best calibration accuracy."""
+    times["times_pyvene"] = pyvene["seconds"] / times["seconds"]
+    times["times_pyvene_cpu"] = _full_cpu(pyvene) / _full_cpu(times)
+    best, reference = times["best_calibration_accuracy"], pyvene["best_calibration_accuracy"]
+    times["behind_pyvene"] = max(reference[v] - best[v] for v in VARIABLES)
+
+
+def _full_cpu(times: Mapping[str, Any]) -> float:
+    """CPU seconds of the full sweep, scaled up like the wall seconds."""
+    return times["cpu_seconds_run"] * times["seconds"] / times.get("seconds_measured", times["seconds"])
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -456,22 +470,41 @@ def _cpu_name() -> str:
     return next((s.split(":", 1)[1].strip() for s in lines if s.startswith("model name")), platform.processor())
 
 
+EQUAL = 0.01
+"""Best calibration accuracies this close, for both variables, count as equal."""
+
+
 def judge(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The targets, sampler by sampler."""
+    """The targets, sampler by sampler. A ratio counts by wall or by CPU seconds, whichever is lower: on a busy machine
+    wall time punishes whoever happened to run then."""
     found = []
     for sampler, r in results["samplers"].items():
-        rungs = r["das"]["rungs"]
-        ratios = {
-            "PLOT against the hooked loop": (r["plot"]["ratio"], 30),
-            "DAS, paper's optimiser, against pyvene": (rungs["ours, paper's optimiser"]["times_pyvene"], 10),
-            "DAS, default, against pyvene": (rungs["ours, default"]["times_pyvene"], 100),
-        }
-        for name, (ratio, target) in ratios.items():
-            found.append({"what": f"{name} ({sampler})", "found": f"{ratio:.1f} x", "target": f">= {target} x"})
-            found[-1]["met"] = ratio >= target
+        names = ("ours, paper's optimiser", "ours, paper's, no clipping", "ours, default")
+        paper, same, default = (r["das"]["rungs"][n] for n in names)
+        for name, wall, cpu, target, equal in (
+            ("PLOT against the hooked loop", r["plot"]["ratio"], r["plot"]["ratio_of_cpu_seconds"], 30, True),
+            ("DAS, paper's optimiser, against pyvene", paper["times_pyvene"], paper["times_pyvene_cpu"], 10, True),
+            (
+                "DAS, the same without clipping, against pyvene",
+                same["times_pyvene"],
+                same["times_pyvene_cpu"],
+                10,
+                True,
+            ),
+            (
+                "DAS, default, against pyvene at equal accuracy",
+                default["times_pyvene"],
+                default["times_pyvene_cpu"],
+                100,
+                default["behind_pyvene"] <= EQUAL,
+            ),
+        ):
+            text = f"{wall:.1f} x wall, {cpu:.1f} x CPU" + ("" if equal else "; accuracy lower than pyvene's")
+            met = min(wall, cpu) >= target and equal
+            found.append({"what": f"{name} ({sampler})", "found": text, "target": f">= {target} x", "met": met})
     peak = results["memory"]["peak_mb"]
-    found.append({"what": "peak RSS of our parts", "found": f"{peak:.0f} MB", "target": "< 1024 MB"})
-    found[-1]["met"] = peak < 1024
+    text = f"{peak:.0f} MB"
+    found.append({"what": "peak RSS of our parts", "found": text, "target": "< 1024 MB", "met": peak < 1024})
     return found
 
 
@@ -524,15 +557,8 @@ def _mean(accuracy: Mapping[str, float]) -> str:
 
 def das_section(r: Mapping[str, Any]) -> str:
     das = r["das"]
-    head = [
-        "DAS sweep",
-        "rotations run",
-        "epochs per rotation",
-        "s run",
-        "CPU s run",
-        "s full sweep",
-        "x faster than pyvene",
-    ]
+    head = ["DAS sweep", "rotations run", "epochs per rotation", "s run", "CPU s run", "s full sweep"]
+    head += ["x pyvene, wall", "x pyvene, CPU"]
     head += [f"best cal. {v}" for v in VARIABLES] + ["mean cal. on shared"]
     rows, layers = [], []
     for name, t in das["rungs"].items():
@@ -546,6 +572,7 @@ def das_section(r: Mapping[str, Any]) -> str:
                 f"{t['cpu_seconds_run']:.2f}",
                 f"{t['seconds']:.2f}" + ("" if t["rotations"] == SWEEP else " (extrapolated)"),
                 f"{t['times_pyvene']:.1f}",
+                f"{t['times_pyvene_cpu']:.1f}",
                 *(f"{best[v]:.3f}" for v in VARIABLES),
                 f"{t['mean_calibration_accuracy_on_shared']:.3f}",
             ]
@@ -559,7 +586,8 @@ def das_section(r: Mapping[str, Any]) -> str:
         f"Extrapolated rows: mean seconds of the rotations run at a layer times {PER_LAYER}, summed over layers; "
         "rotations spread evenly over k for each layer and variable. Ours does not train k = 16 (it is the full "
         f"patch); the others do. 'Shared' are the {das['jobs_shared_by_all']} rotations that every row ran. "
-        "Times are training only.",
+        "Times are training only. `DasSpec.paper()` clips gradients, which pyvene and the hooks do not and which stops "
+        "some rotations earlier: the row without clipping is the like-for-like one.",
         "",
         table(spread, layers),
         "Our PLOT : our DAS (default), both with recording, selection and test: "
@@ -586,6 +614,10 @@ def markdown(results: Mapping[str, Any]) -> str:
         + (" **Quick run: a reduced sample, not a measurement.**" if results["quick"] else ""),
         "",
         table(["target", "found", "wanted", "met"], targets),
+        "A ratio counts by its lower value of wall and CPU seconds; load average after the run "
+        + ", ".join(f"{x:.2f}" for x in m["load_average_after"])
+        + f". Equal accuracy: best calibration accuracy at most {EQUAL} below pyvene's for both variables.",
+        "",
     ]
     for sampler, r in results["samplers"].items():
         lines += [f"## Seed {results['seed']}, {sampler} banks", "", plot_section(r), das_section(r)]
@@ -619,7 +651,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/plot-ot"), help="where backbones are kept")
-    parser.add_argument("--share", type=float, default=1.0, help="of the DAS sweep, for pyvene on balanced banks")
+    parser.add_argument("--share", type=float, default=1.0, help="of the DAS sweep that pyvene and the hooks run")
     parser.add_argument("--quick", action="store_true", help="a smoke test: less than half a minute")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--memory-child", action="store_true", help=argparse.SUPPRESS)
@@ -630,7 +662,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.quick:
         few = tuple(float(x) for x in range(1, 9))
         return Plan(args.seed, ("balanced",), {"balanced": 1 / 16}, few, most_epochs=10, repeats=1)
-    return Plan(args.seed, ("balanced", "uniform"), {"balanced": args.share, "uniform": min(args.share, 1 / 8)})
+    return Plan(args.seed, ("balanced", "uniform"), dict.fromkeys(("balanced", "uniform"), args.share))
 
 
 def get_backbone(args: argparse.Namespace) -> Backbone:

@@ -228,6 +228,7 @@ REFUSED = {
     "family length": (lambda: bank_of([(0, 1)], family=torch.tensor([0, 1])), ["2 family entries", "1 pairs"]),
     "family without a name": (lambda: bank_of([(0, 1)], family=torch.tensor([1]), families=["one"]), ["family"]),
     "unknown policy": (lambda: draw("mixd", 4), ["'mixd'", "Did you mean 'mixed'", *POLICIES]),
+    "an empty pool": (lambda: draw("mixed", 4, pool=POOL[:0]), ["wants 4 pairs", "0 rows"]),
     "policy without variable": (lambda: draw("sensitive", 4, variable=None), ["'sensitive'", "z_WX, z_YZ"]),
     "draw for an unknown variable": (lambda: draw("mixed", 4, variables=["z_XY"]), ["'z_XY'", "z_WX, z_YZ"]),
     **{

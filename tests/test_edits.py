@@ -48,15 +48,18 @@ KINDS = (
 
 
 def make_edits(subject: Subject, kinds: Sequence[str], seed: int = 0) -> list[EditBatch]:
-    """Random gains at the first places, last place first; variant 0 edits nothing, variant 1 not the first place."""
+    """Random gains at the first places, listed last place first.
+
+    Variant 0 edits nothing; of several places, variant 1 leaves out the first and variant 2 the last.
+    """
     edits = []
     for k, kind in enumerate(kinds):
         place = subject.places[k]
         frame = make_frame(kind, place.width, seed + 10 * k)
         gains = rand(seed + 10 * k + 5, VARIANTS, frame.rank)
         gains[0] = 0
-        if k == 0 and len(kinds) > 1:
-            gains[1] = 0
+        if len(kinds) > 1 and k in (0, len(kinds) - 1):
+            gains[1 if k == 0 else 2] = 0
         edits.append(EditBatch(place, frame, gains))
     return edits[::-1]
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from nets import planted_neurons
 
+from nets import planted_neurons
 from plot_ot.signatures import SignatureSpec, readout, signatures
 from plot_ot.sites import neurons
 from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
@@ -38,7 +38,7 @@ def test_plot_ranks_the_planted_neurons_on_top_and_its_handles_are_always_right(
         ranked = [family.sites[j].name for j in coupling.ranking(variable)]
         assert set(ranked[:copies]) == truth
         found = calibrate(calibration, [Candidate(family, coupling)], variable, SEARCH, LOOK)
-        assert found.score == 1.0
+        assert found.score == pytest.approx(1)
         assert set(found.handle.chosen["sites"]) <= truth
         assert correct(test, found.handle, LOOK).all()
         gains = {e.place.name: e.gains for e in found.handle.edits}

@@ -141,7 +141,7 @@ def test_signatures_equal_loops_over_hooked_forward_passes(aggregate, normalise,
     assert found.dead == []
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 2 * PAIRS, 3 * PAIRS + 1])
+@pytest.mark.parametrize("size", [1, 7, 2 * PAIRS, 3 * PAIRS + 1])
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_signatures_do_not_depend_on_how_the_work_is_cut(aggregate, size):
     recording, spec = recorded(size=size), SignatureSpec(aggregate, "unit_family")
@@ -166,7 +166,7 @@ def test_families_of_the_banks_own_are_averaged_apart():
 # -- dead sites and noise -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outgoing", [0.0, 1e-9])
+@pytest.mark.parametrize("outgoing", [0.0, 1e-7])
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_a_dead_neuron_is_reported_and_gains_nothing_by_normalising(aggregate, outgoing):
     net = network()
@@ -181,7 +181,7 @@ def test_a_dead_neuron_is_reported_and_gains_nothing_by_normalising(aggregate, o
     assert found.column_norms[dead] < 1e-6
     np.testing.assert_allclose(found.cosine[:, dead], 0, atol=0.05)
     np.testing.assert_allclose(found.cost[:, dead], 2, atol=0.1)  # as far as an unrelated site
-    assert (found.cost.min(dim=1).values < found.cost[:, dead] - 0.2).all()
+    assert (found.cost.min(dim=1).values < found.cost[:, dead] - 0.1).all()
 
 
 def test_a_constant_error_of_resuming_cancels_in_effects_and_shows_as_noise():

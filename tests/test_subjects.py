@@ -33,7 +33,8 @@ class Reader(nn.Module):
         x = self.embed(tokens)
         for block, tap in zip(self.blocks, self.taps, strict=True):
             x = tap(block(x))
-            x = x[0] if isinstance(x, tuple) else x
+            if tap.tuples:
+                x, _ = x
         return self.head(x[:, -1])
 
 

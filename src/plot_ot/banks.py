@@ -78,6 +78,8 @@ class Bank:
     ) -> Bank:
         """Label the pairs by the causal model. Without `family`, a pair's family is the set of changed variables."""
         variables = tuple(variables or causal.variables)
+        if not variables:
+            raise PlotError(f"Bank '{name}' has no variable to label: name some in `variables`.")
         if not len(base):
             raise PlotError(f"Bank '{name}' is empty: it needs at least one base/source pair.")
         labels = {v: causal.swap(base, source, v) for v in variables}  # also checks shapes and names
@@ -87,6 +89,12 @@ class Bank:
             family, families = _families_by_change(changed)
         elif families is None:
             families = [str(k) for k in range(int(family.max()) + 1)]
+        names = list(families or ())
+        if len(family) == len(base) and not (int(family.min()) >= 0 and int(family.max()) < len(names)):
+            raise PlotError(
+                f"Bank '{name}': family entries must lie in 0..{len(names) - 1}, one per family name "
+                f"({', '.join(names)}); found {family.unique().tolist()}."
+            )
         if len(family) != len(base):
             raise PlotError(f"Bank '{name}': {len(family)} family entries for {len(base)} pairs.")
         return cls(
@@ -140,6 +148,7 @@ class Bank:
     def discriminating(self, variable: str) -> Bool[Tensor, " pairs"]:
         """Pairs where the swap moves the answer, and to something that copying the source or swapping
         another variable would not also give."""
+        self.require(variable)
         label = self.labels[variable]
         moved = ~same(label, self.base_answer)
         unlike = ~same(label, self.source_answer)
@@ -179,6 +188,16 @@ def _families_by_change(changed: Mapping[str, Tensor]) -> tuple[Tensor, list[str
     return family, spelled
 
 
+def distinct_rows(rows: Int[Tensor, "rows inputs"]) -> Int[Tensor, "distinct inputs"]:
+    """The rows without repetitions, in their order."""
+    if not len(rows):
+        return rows
+    _, inverse = torch.unique(rows, dim=0, return_inverse=True)
+    first = torch.full((int(inverse.max()) + 1,), len(rows))
+    first = first.scatter_reduce(0, inverse, torch.arange(len(rows)), reduce="amin")
+    return rows[first.sort().values]
+
+
 # -- drawing pairs --------------------------------------------------------------------------------------------
 
 Quota = tuple[Bool[Tensor, " draws"], int]
@@ -198,7 +217,7 @@ def draw_pairs(
     variables: Sequence[str] | None = None,
     name: str = "pairs",
 ) -> Bank:
-    """Ordered pairs of distinct pool rows in random order, the first ones meeting the policy's quotas:
+    """Ordered pairs of different pool rows in random order, the first ones meeting the policy's quotas:
 
     - `mixed`: half change at least one variable, half change none (the paper's fit bank);
     - `only`: equal shares that change one variable and no other (the paper's calibration bank);
@@ -210,8 +229,14 @@ def draw_pairs(
     variables = tuple(variables or causal.variables)
     if policy in ("sensitive", "invariant") and variable not in variables:
         unknown(f"variable of policy '{policy}'", variable, variables)
+    pool = distinct_rows(pool)
+    for v in variables:
+        if v not in causal.mechanisms:
+            unknown("variable", v, causal.mechanisms)
     values = causal.run(pool)
-    wanted = _quota_sizes(policy, size, len(variables))
+    sets = _possible_changes([values[v] for v in variables]) if policy == "balanced" else []
+    parts = {"mixed": 2, "only": len(variables), "balanced": len(sets)}.get(policy, 1)
+    wanted = [size // parts + (k < size % parts) for k in range(parts)]
     taken: list[list[Tensor]] = [[] for _ in wanted]
     missing = list(wanted)
     rows = len(pool)
@@ -219,7 +244,7 @@ def draw_pairs(
     for candidates in order.split(1 << 17):
         base, source = candidates.long() // rows, candidates.long() % rows
         changed = torch.stack([~same(values[v][base], values[v][source]) for v in variables])
-        for k, fits in enumerate(_quota_masks(policy, changed, variables, variable)):
+        for k, fits in enumerate(_quota_masks(policy, changed, variables, variable, sets)):
             hits = candidates[fits & (base != source)][: missing[k]].long()
             taken[k].append(hits)
             missing[k] -= len(hits)
@@ -236,19 +261,24 @@ def draw_pairs(
     return Bank.from_pairs(causal, pool[chosen // rows], pool[chosen % rows], name=name, variables=variables)
 
 
-def _quota_sizes(policy: str, size: int, variables: int) -> list[int]:
-    parts = {"mixed": 2, "only": variables, "balanced": 2**variables}.get(policy, 1)
-    return [size // parts + (k < size % parts) for k in range(parts)]
+def _possible_changes(values: Sequence[Tensor]) -> list[int]:
+    """The sets of variables that some pair of rows changes, as bit codes: a function of the others has no set alone."""
+    columns = [torch.unique(v, dim=0, return_inverse=True)[1] for v in values]
+    joint = torch.unique(torch.stack(columns, dim=1), dim=0)
+    differ = joint[:, None, :] != joint[None, :, :]
+    return torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist()
 
 
-def _quota_masks(policy: str, changed: Tensor, variables: Sequence[str], variable: str | None) -> list[Tensor]:
+def _quota_masks(
+    policy: str, changed: Tensor, variables: Sequence[str], variable: str | None, sets: Sequence[int]
+) -> list[Tensor]:
     if policy == "mixed":
         return [changed.any(dim=0), ~changed.any(dim=0)]
     if policy == "only":
         return [changed[k] & (changed.sum(dim=0) == 1) for k in range(len(variables))]
     if policy == "balanced":
         code = torch.stack([changed[k].long() << k for k in range(len(variables))]).sum(dim=0)
-        return [torch.eq(code, c) for c in range(2 ** len(variables))]
+        return [torch.eq(code, c) for c in sets]
     hit = changed[variables.index(variable or "")]
     return [hit if policy == "sensitive" else ~hit]
 
@@ -268,6 +298,8 @@ class Splits:
         cls, fit: Bank, calibration: Bank, test: Mapping[tuple[str, str], Bank], *, strict: bool = False
     ) -> Splits:
         """Refuse splits that share a pair or a base input; count shared sources, or refuse them when `strict`."""
+        if not test:
+            raise PlotError("Splits need at least one test bank: {(variable, 'sensitivity' | 'invariance'): bank}.")
         for (variable, kind), bank in test.items():
             if not len(bank):
                 raise PlotError(f"The {kind} test bank of '{variable}' is empty: no such pair was found.")

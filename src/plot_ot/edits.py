@@ -91,10 +91,9 @@ class EditBatch:
     gains: Float[Tensor, "variants r"]
 
     def __post_init__(self) -> None:
-        wanted = (self.gains.shape[0], self.frame.rank)
-        if self.gains.ndim != 2 or tuple(self.gains.shape) != wanted:
+        if self.gains.ndim != 2 or self.gains.shape[1] != self.frame.rank:
             raise PlotError(
-                f"Gains at {self.place.name} must be [variants, {wanted[1]}]; found {tuple(self.gains.shape)}."
+                f"Gains at {self.place.name} must be [variants, {self.frame.rank}]; found {tuple(self.gains.shape)}."
             )
         if self.frame.width != self.place.width:
             raise PlotError(
@@ -120,7 +119,8 @@ class EditBatch:
         """a + W(g * (Rᵀ a_source - Rᵀ a)) for every variant and pair."""
         g = self.gains.unsqueeze(1)
         if self.frame.read is None:
-            return torch.lerp(a, source, g)  # a + g (a_source - a), fused
+            # a + g (a_source - a): one pass over what is large, be that the shared difference or the variants' own a
+            return torch.addcmul(a, g, source - a) if len(a) == 1 else torch.lerp(a, source, g)
         change = self.frame.coordinates(source - a)  # reading is linear
         return a + self.frame.lift(g * change)
 
@@ -198,7 +198,7 @@ def in_forward_order(recording: Recording, edits: Sequence[EditBatch]) -> list[E
         raise PlotError(f"All places need the same variants; found {[len(e.gains) for e in edits]}.")
     order = {p.name: k for k, p in enumerate(recording.subject.places)}
     for e in edits:
-        recording.subject.place(e.place.name)
+        recording.subject.require(e.place)
     if len({e.place.name for e in edits}) < len(edits):
         raise PlotError("Two edits name the same place; put their directions into one frame.")
     moved = []

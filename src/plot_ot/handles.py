@@ -50,6 +50,10 @@ class Handle:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """How it was chosen: method, K, λ, ε, layer, k, calibration score."""
 
+    def __post_init__(self) -> None:
+        if not self.edits:
+            raise PlotError(f"A handle for '{self.variable}' needs at least one edit (gains may be zero).")
+
     @property
     def size(self) -> int:
         """Number of directions with a nonzero gain."""
@@ -93,6 +97,7 @@ class Handle:
 
         rewrites = {}
         for e in self.edits:
+            subject.require(e.place)
             clean = store.activations[e.place.name]
             gains = e.gains.to(clean.device, clean.dtype).unsqueeze(0)
             batch = EditBatch(e.place, e.frame.to(clean.device, clean.dtype), gains)
@@ -118,7 +123,7 @@ class Handle:
         for k, e in enumerate(self.edits):
             for part, tensor in (("gains", e.gains), ("read", e.frame.read), ("write", e.frame.write)):
                 if tensor is not None:
-                    tensors[f"{k}.{part}"] = tensor.detach().cpu().contiguous()
+                    tensors[f"{k}.{part}"] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             place = {
                 "name": e.place.name,
                 "width": e.place.width,
@@ -160,6 +165,8 @@ def _read_edit(k: int, described: Mapping[str, Any], tensors: Mapping[str, Tenso
     at = described["place"]
     place = Place(str(at["name"]), int(at["width"]), int(at["layer"]), at["position"])
     frame = Frame(place.width, tensors.get(f"{k}.read"), tensors.get(f"{k}.write"), str(described["frame"]))
+    if any(t is not None and not torch.isfinite(t).all() for t in (frame.read, frame.write, tensors[f"{k}.gains"])):
+        raise ValueError("NaN or infinity in its tensors")
     for part in (frame.read, frame.write):
         if part is not None and (part.ndim != 2 or part.shape[0] != place.width or part.shape[1] != frame.rank):
             raise ValueError(f"a frame of shape {tuple(part.shape)} at a place of width {place.width}")
@@ -174,12 +181,12 @@ def handle_from_edits(
 ) -> Handle:
     """One variant of a batch as a handle; places it does not touch are left out."""
     order = {p.name: k for k, p in enumerate(subject.places)}
+    ones = [e.select(torch.tensor([variant])) for e in sorted(edits, key=lambda e: order[e.place.name])]
+    touching = [e for e in ones if bool((e.gains != 0).any())]
     kept = []
-    for e in sorted(edits, key=lambda e: order[e.place.name]):
-        one = e.select(torch.tensor([variant]))
-        if bool((one.gains != 0).any()):
-            read, write = one.frame.read, one.frame.write
-            read = read[0] if read is not None and read.ndim == 3 else read
-            write = write[0] if write is not None and write.ndim == 3 else write
-            kept.append(Edit(e.place, Frame(e.frame.width, read, write, e.frame.kind), one.gains[0]))
+    for one in touching or ones[:1]:  # a handle that touches nothing still says where
+        read, write = one.frame.read, one.frame.write
+        read = read[0] if read is not None and read.ndim == 3 else read
+        write = write[0] if write is not None and write.ndim == 3 else write
+        kept.append(Edit(one.place, Frame(one.frame.width, read, write, one.frame.kind), one.gains[0]))
     return Handle(variable, tuple(kept), subject.identity(), chosen)

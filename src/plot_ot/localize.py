@@ -11,29 +11,34 @@ from torch import Tensor
 
 from plot_ot.banks import Bank, Splits, draw_pairs
 from plot_ot.causal import CausalModel, same
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
 from plot_ot.methods import Method
 from plot_ot.runs import Json
-from plot_ot.signatures import Readout, SignatureSpec, readout
+from plot_ot.signatures import Readout, readout
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Calibrate
+from plot_ot.stages.choose import Calibrate, TrainDas
 from plot_ot.stages.localize import Localize, ScoreSites, at_random
 from plot_ot.study import Prepared, Study
 from plot_ot.subjects import Subject
 from plot_ot.transport import Transport
 
-STRENGTHS = tuple(sorted({*(x / 10 for x in range(1, 81)), *(float(x) for x in range(1, 21))}))
+STRENGTHS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, *(float(x) for x in range(4, 21)))
 SEARCH = Search(tuple(range(1, 21)), STRENGTHS, ties="loss")
+"""Up to K equal weights, λ = K takes the K sites whole: strengths reach as far as sizes do."""
 
 
 def layered(search: Search = SEARCH) -> Method:
-    """One coupling per place over unit-norm signatures of its neurons; calibration picks place, ε, K and λ."""
-    transport, spec = Transport(epsilon=(0.01, 0.1)), SignatureSpec(normalise="unit")
-    summary = "one coupling of unit-norm signatures per layer; calibration picks layer, ε, K and λ"
-    return Method(
-        "plot-layered", summary, (Localize(transport=transport, spec=spec, per_place=True), Calibrate(search))
-    )
+    """One coupling per place over its neurons, ε in units of the median cost; calibration picks place, ε, K and λ."""
+    transport = Transport(epsilon=(0.01, 0.03, 0.1, 0.5), scale="median")
+    summary = "one coupling per layer, ε in units of the median cost; calibration picks layer, ε, K and λ"
+    return Method("plot-layered", summary, (Localize(transport=transport, per_place=True), Calibrate(search)))
+
+
+METHODS = {
+    "plot-layered": layered(),
+    "das": Method("das", "DAS at every place, every subspace size", (TrainDas(),), kind="das"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def localize(
     inputs: Int[Tensor, "rows inputs"],
     *,
     look: str | Readout = "softmax",
-    method: Method | None = None,
+    method: str | Method = "plot-layered",
     pairs: int = 1000,
     seed: int = 0,
 ) -> Result:
@@ -63,8 +68,13 @@ def localize(
 
     `inputs` are rows of the causal model's inputs that the network can be run on. Rows it answers correctly are split
     into three disjoint pools; base/source pairs balanced over which variables change are drawn from each, for fitting
-    the couplings, calibrating the handles, and testing them once.
+    the couplings, calibrating the handles, and testing them once. `method` is `plot-layered` (neurons, no training),
+    `das` (learned subspaces of every place), or a `Method` of your own.
     """
+    if isinstance(method, str):
+        if method not in METHODS:
+            unknown("method", method, METHODS)
+        method = METHODS[method]
     look = readout(look)
     generator = torch.Generator().manual_seed(seed)
     rows = _answered(subject, causal, inputs, look)
@@ -81,7 +91,6 @@ def localize(
         test,
         strict=True,
     )
-    method = method or layered()
     study = Study(Prepared("localize", type(subject).__name__, seed, subject, splits, look))
     unit, handles = study.run(method, _random_method)
     verdicts = {v["variable"]: v for v in unit.get("verdicts", [])}

@@ -32,7 +32,10 @@ class Readout:
 
     def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
         """Whether each response gives its pair's label: [variants, pairs] booleans."""
-        equal = self.decide(outputs) == labels
+        answers = self.decide(outputs)
+        if answers.ndim == 3 and labels.ndim == 1:  # one bit per pair
+            labels = labels.unsqueeze(1)
+        equal = answers == labels
         return equal if equal.ndim == 2 else equal.flatten(2).all(dim=2)
 
 
@@ -45,6 +48,7 @@ def _one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def _bits(labels: Tensor, width: int) -> Tensor:
+    labels = labels.unsqueeze(1) if labels.ndim == 1 else labels
     if labels.flatten(1).shape[1] != width:
         raise PlotError(f"Labels have {labels.flatten(1).shape[1]} bits, the network {width} outputs.")
     return labels.flatten(1).float()
@@ -141,6 +145,8 @@ class _Gram:
         self.uu = torch.zeros(self.count, m, dtype=torch.float64)
         self.vv = torch.zeros(self.count, n, dtype=torch.float64)
         self.noise = 0.0
+        # noise is measured as effects are: summed over pairs, or averaged within families
+        self.weight = torch.ones(len(families)).double() if spec.aggregate == "stack" else 1 / self.sizes[families]
         self._mean_u: Tensor | None = None
         self._mean_v: Tensor | None = None
 
@@ -198,6 +204,8 @@ def signatures(
     spec = spec or SignatureSpec()
     bank = recording.bank
     names = tuple(variables or bank.variables)
+    for v in names:
+        bank.require(v)
     classes = recording.store.outputs.shape[-1]
     base_features = look.abstract(bank.base_answer, classes)
     effects = torch.stack([look.abstract(bank.labels[v], classes) - base_features for v in names])
@@ -223,7 +231,8 @@ def signatures(
                     u, v = u - u.mean(dim=-1, keepdim=True), v - v.mean(dim=-1, keepdim=True)
                 gram.add(pairs, sites[k : k + at_once - 1], u, v, first=at not in started)
                 started.add(at)
-            noise += float((features[-1] - recorded[pairs]).double().pow(2).sum())
+            squares = (features[-1] - recorded[pairs]).cpu().double().pow(2).flatten(1).sum(dim=1)
+            noise += float((gram.weight[pairs] * squares).sum())
         gram.noise = max(gram.noise, noise**0.5)
     return _measure(names, family, spec, gram)
 

@@ -47,8 +47,8 @@ class Transport:
             unknown("transport", self.kind, KINDS)
         if self.scale not in SCALES:
             unknown("cost scale", self.scale, SCALES)
-        if not self.epsilon or not all(e > 0 for e in self.epsilon):
-            raise PlotError(f"ε must be positive; found {list(self.epsilon)}.")
+        if not self.epsilon or not all(0 < e < math.inf for e in self.epsilon):
+            raise PlotError(f"ε must be positive and finite; found {list(self.epsilon)}.")
         if not self.beta or not all(b > 0 for b in self.beta):
             raise PlotError(f"β must be positive; found {list(self.beta)}.")
 
@@ -153,6 +153,8 @@ def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[nd
     scores = np.asarray(scores, dtype=np.float64)
     if not np.isfinite(scores).all() or (scores < 0).any():
         raise PlotError("Site scores must be finite and non-negative.")
+    if scores.shape != (len(variables), len(sites)):
+        raise PlotError(f"Scores must be [{len(variables)}, {len(sites)}]; found {scores.shape}.")
     total = scores.sum(axis=1, keepdims=True)
     even = np.full_like(scores, 1 / scores.shape[1])
     plan = np.where(total > 0, scores / np.where(total > 0, total, 1), even) / len(scores)
@@ -217,6 +219,10 @@ def solve(
     cost = np.asarray(cost, dtype=np.float64)
     if cost.ndim != 2 or not cost.size or not np.isfinite(cost).all():
         raise PlotError(f"Costs must be a finite m x n matrix; found shape {cost.shape}.")
+    if kind not in KINDS or kind == "cosine":
+        unknown("transport problem", kind, [k for k in KINDS if k != "cosine"])
+    if not grid or not all(0 < e < math.inf and b > 0 for e, b in grid):
+        raise PlotError(f"ε must be positive and finite, β positive; found {list(grid)}.")
     m, n = cost.shape
     a = np.full(m, 1 / m) if a is None else np.asarray(a, dtype=np.float64)
     b = np.full(n, 1 / n) if b is None else np.asarray(b, dtype=np.float64)
@@ -312,11 +318,14 @@ def _newton(problem: _Dual, f: ndarray, epsilon: ndarray, tolerance: float, step
         move = np.linalg.solve(curvature + gauge + ridge, gradient[:, :, None])[:, :, 0]
         trial = f + move
         gained = problem.value(trial, epsilon)
-        better = gained >= value - 1e-14 * np.abs(value)
+        slope, bend = problem.gradient_and_curvature(trial, epsilon)
+        flatter = np.abs(slope).sum(axis=1) < np.abs(gradient).sum(axis=1)  # seen where the value's digits run out
+        better = (gained >= value - 1e-14 * np.abs(value)) | flatter
         f = np.where(better[:, None], trial, f)
         value = np.where(better, gained, value)
         damping = np.clip(np.where(better, damping / 10, damping * 10), 1e-15, 1e6)
-        gradient, curvature = problem.gradient_and_curvature(f, epsilon)
+        gradient = np.where(better[:, None], slope, gradient)
+        curvature = np.where(better[:, None, None], bend, curvature)
     return f - f.mean(axis=1, keepdims=True), step
 
 

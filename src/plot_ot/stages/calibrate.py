@@ -69,6 +69,8 @@ def calibrate(
 ) -> Calibration:
     """The best (candidate, K, λ) for one variable, all grid points in batches."""
     recording.bank.require(variable)
+    if not candidates:
+        raise PlotError(f"There is no coupling to calibrate for '{variable}'.")
     weights = pair_weights(recording, variable, search.score)
     variants = [_grid_weights(c, variable, search) for c in candidates]
     surface = torch.stack(
@@ -177,11 +179,11 @@ def top_k_weights(coupling: Coupling, variable: str, k: int) -> Float[Tensor, " 
 def pair_weights(recording: BankRecording, variable: str, score: str) -> Float[Tensor, " pairs"]:
     """Weights whose product with correctness is the score."""
     changed = recording.bank.changed[variable]
-    if score == "paper":
-        return torch.full((len(changed),), 1 / len(changed), dtype=torch.float64)
     sensitive, invariant = changed.double(), (~changed).double()
     if not sensitive.sum():
         raise PlotError(f"The calibration bank has no pair that changes '{variable}': a handle cannot be chosen on it.")
+    if score == "paper":
+        return torch.full_like(sensitive, 1 / len(changed))
     if not invariant.sum():
         return sensitive / sensitive.sum()
     return 0.5 * sensitive / sensitive.sum() + 0.5 * invariant / invariant.sum()

@@ -28,12 +28,12 @@ class DasSpec:
     """
 
     optimiser: str = "riemannian"
-    rate: float = 0.05
+    rate: float = 0.08
     batch: int = 250
     least: int = 5
-    most: int = 60
-    patience: int = 6
-    improvement: float = 0.01
+    most: int = 100
+    patience: int = 20
+    improvement: float = 0.03
     restarts: int = 1
     clip: float = 1.0
 
@@ -44,7 +44,7 @@ class DasSpec:
     @classmethod
     def paper(cls) -> DasSpec:
         """Adam 1e-3, batch 128, 5 to 1000 epochs, stop after 3 epochs without 1 % improvement."""
-        return cls("adam", rate=1e-3, batch=128, least=5, most=1000, patience=3)
+        return cls("adam", rate=1e-3, batch=128, least=5, most=1000, patience=3, improvement=0.01)
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def train_rotations(
 
     k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained.
     """
+    for v in variables:
+        recording.bank.require(v)
     for k in dimensions:
         if not 1 <= k <= place.width:
             raise PlotError(f"A subspace of {k} dimensions does not fit {place.name} of width {place.width}.")
@@ -102,7 +104,7 @@ def _train(
     gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     make = _Generator if spec.optimiser == "adam" else _Tangent
-    rotations = make(start.to(like), widest, spec)
+    rotations = make(start.to(like), gains, spec)
     active = torch.arange(len(jobs), device=like.device)
     best = torch.full((len(jobs),), math.inf, dtype=torch.float64)
     stale, epochs = torch.zeros(len(jobs), dtype=torch.long), torch.zeros(len(jobs), dtype=torch.long)
@@ -175,9 +177,11 @@ class _Adam:
 class _Tangent:
     """Frames on the Stiefel manifold: step along the tangent space, retract to the nearest orthonormal frame."""
 
-    def __init__(self, start: Float[Tensor, "jobs d d"], widest: int, spec: DasSpec) -> None:
+    def __init__(self, start: Float[Tensor, "jobs d d"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
         self.spec = spec
-        self.q = start[:, :, :widest].contiguous()
+        # columns beyond a job's own k stay zero: its path does not depend on the widest job of the batch
+        self.q = start[:, :, : used.shape[1]] * used[:, None]
+        self.share = used.mean(dim=1)[:, None, None]
         self.adam = _Adam(self.q, spec.clip)
         self.leaf = self.q
 
@@ -189,9 +193,11 @@ class _Tangent:
     def step(self, active: Tensor, progress: float) -> None:
         q, g = self.leaf.detach(), self.leaf.grad
         assert g is not None  # noqa: S101
-        move = self.adam.direction(active, _tangent(q, g), per_entry=False)
+        move = self.adam.direction(active, _tangent(q, g), per_entry=False) * self.share[active].sqrt()
         rate = self.spec.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        self.q[active] = _polar(q - rate * _tangent(q, move))
+        step = rate * _tangent(q, move)
+        length = step.flatten(1).norm(dim=1).clamp(min=1e-12)  # the retraction converges for steps shorter than √2
+        self.q[active] = _polar(q - step * (1 / length).clamp(max=1.0)[:, None, None])
 
     def orthonormal(self) -> Tensor:
         return torch.linalg.qr(self.q)[0]
@@ -200,8 +206,8 @@ class _Tangent:
 class _Generator:
     """Q = Q₀ exp(A - Aᵀ) with Adam on the lower triangle of A, as PyTorch's orthogonal parametrization does."""
 
-    def __init__(self, start: Float[Tensor, "jobs d d"], widest: int, spec: DasSpec) -> None:
-        self.start, self.widest, self.spec = start, widest, spec
+    def __init__(self, start: Float[Tensor, "jobs d d"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
+        self.start, self.widest, self.spec = start, used.shape[1], spec
         self.a = torch.zeros_like(start)
         self.adam = _Adam(self.a, spec.clip)
         self.leaf = self.a

@@ -51,6 +51,15 @@ class Subject(ABC):
                 return place
         unknown("place", name, [p.name for p in self.places])
 
+    def require(self, place: Place) -> None:
+        """Refuse a place that is not one of this subject's: another width or position is another vector."""
+        own = self.place(place.name)
+        if (own.width, own.position) != (place.width, place.position):
+            raise PlotError(
+                f"Place {place.name} has width {own.width} and position {own.position} in this subject, not "
+                f"width {place.width} and position {place.position}."
+            )
+
     @property
     @abstractmethod
     def device(self) -> torch.device:
@@ -90,7 +99,7 @@ class Subject(ABC):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.weights().items()):
             digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
 

@@ -125,7 +125,8 @@ class ModuleSubject(Subject):
             return self.readout(self.module(encoded))
 
     def _as_floats(self, rows: Tensor) -> Tensor:
-        return rows.to(self.device, torch.get_default_dtype())
+        floats = (t.dtype for t in self.weights().values() if t.is_floating_point())
+        return rows.to(self.device, next(floats, torch.get_default_dtype()))
 
     def _hook(self, name: str, rewrite: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
@@ -135,6 +136,8 @@ class ModuleSubject(Subject):
             if self.position is None:
                 edited = rewrite(whole.flatten(1)).reshape(whole.shape)
             else:
+                if whole.ndim != 3 or not -whole.shape[1] <= self.position < whole.shape[1]:
+                    raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {self.position}.")
                 vector = whole[:, self.position]
                 new = rewrite(vector)
                 if new is vector:

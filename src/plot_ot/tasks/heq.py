@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from plot_ot.banks import Bank, Splits, draw_pairs
+from plot_ot.banks import Bank, Splits, distinct_rows, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.localize import layered
@@ -71,18 +71,9 @@ def draw_pool(sampler: str, count: int, generator: torch.Generator) -> Int[Tenso
     if sampler not in SAMPLERS:
         unknown("sampler", sampler, SAMPLERS)
     if sampler == "uniform":
-        return _distinct(uniform_rows(2 * count, generator))[:count]
+        return distinct_rows(uniform_rows(2 * count, generator))[:count]
     share = count // len(CELLS)
-    return torch.cat([_distinct(cell_rows(c, 2 * share, generator))[:share] for c in CELLS])
-
-
-def _distinct(rows: Tensor) -> Tensor:
-    """The rows without repetitions, in their order."""
-    _, inverse = torch.unique(rows, dim=0, return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), len(rows)).scatter_reduce(
-        0, inverse, torch.arange(len(rows)), reduce="amin"
-    )
-    return rows[first.sort().values]
+    return torch.cat([distinct_rows(cell_rows(c, 2 * share, generator))[:share] for c in CELLS])
 
 
 # -- the network ----------------------------------------------------------------------------------------------
@@ -214,7 +205,7 @@ def draw_splits(
         cell = 2 * values["z_WX"].long() + values["z_YZ"].long()
         tried.add_(torch.bincount(cell, minlength=4))
         passed.add_(torch.bincount(cell[right], minlength=4))
-        fresh = _distinct(torch.cat([taken, rows[right]]))[len(taken) :]
+        fresh = distinct_rows(torch.cat([taken, rows[right]]))[len(taken) :]
         fresh = fresh[torch.randperm(len(fresh), generator=generator)[:count]]
         taken = torch.cat([taken, fresh])
         return fresh
