@@ -146,7 +146,9 @@ def test_a_batch_of_rotations_trains_as_each_would_alone(fit, optimiser, dimensi
 
 
 def test_a_rotation_stops_when_its_loss_no_longer_improves(fit):
-    patient, hasty = (train(fit, DasSpec(batch=60, most=12, least=3, improvement=i))[0] for i in (-9.0, 0.9999))
+    patient, hasty = (
+        train(fit, DasSpec(batch=60, most=12, least=3, patience=6, improvement=i))[0] for i in (-9.0, 0.9999)
+    )
     assert patient.epochs == 12
     assert hasty.epochs == 7  # the first epoch improves on nothing yet, six more do not
 

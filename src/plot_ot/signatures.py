@@ -204,8 +204,8 @@ def signatures(
     spec = spec or SignatureSpec()
     bank = recording.bank
     names = tuple(variables or bank.variables)
-    for v in names:
-        bank.require(v)
+    for name in names:
+        bank.require(name)
     classes = recording.store.outputs.shape[-1]
     base_features = look.abstract(bank.base_answer, classes)
     effects = torch.stack([look.abstract(bank.labels[v], classes) - base_features for v in names])
