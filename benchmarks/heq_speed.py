@@ -37,6 +37,7 @@ from baselines import (
     das_with_pyvene,
     pyvene_mlp,
     stratified,
+    warm_up,
 )
 from plot_ot.banks import Bank, Splits
 from plot_ot.edits import EditBatch, Frame
@@ -193,6 +194,7 @@ def products_alone(recording: BankRecording, starts: Sequence[int], strengths: i
 
 def measure_plot(task: Task, plan: Plan) -> dict[str, Any]:
     say("  PLOT: ours and hooked loops, in turn")
+    warm_up()
     loop = PlotLoop(task.backbone.net, plan.sizes, plan.strengths)
     sampled = replace(loop, batch=128, every=7)
     found = alternate(
@@ -464,6 +466,14 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """Which source was measured; "+" when src/ had uncommitted changes."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)  # noqa: S603
+    dirty = subprocess.run([*git, "status", "--short", "src"], capture_output=True, text=True)  # noqa: S603
+    return (head.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else "")
+
+
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
@@ -610,7 +620,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         f"{m['cpu']}, {m['cores']} cores, {m['ram_gb']:.0f} GB, {m['platform']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items())
-        + f". One process, {m['torch_threads']} torch thread; load average before the run {load}."
+        + f". One process, {m['torch_threads']} torch thread; commit {results['commit']}; load average before the run {load}."
         + (" **Quick run: a reduced sample, not a measurement.**" if results["quick"] else ""),
         "",
         table(["target", "found", "wanted", "met"], targets),
@@ -686,6 +696,7 @@ def main(argv: Sequence[str]) -> None:
         "seed": args.seed,
         "quick": args.quick,
         "machine": machine(),
+        "commit": commit(),
         "memory": measure_memory(argv),
     }
     results["samplers"] = {s: measure(task, plan, s) for s, task in tasks.items()}

@@ -9,7 +9,7 @@ import torch
 from matplotlib.collections import QuadMesh
 from matplotlib.text import Text
 
-from plot_ot import causal
+from plot_ot import graph
 from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
@@ -243,18 +243,18 @@ def test_draw_refuses_other_suffixes_and_names_the_legal_ones(tmp_path, name):
 
 
 def test_roles_tell_inputs_variables_to_localize_others_and_the_output():
-    roles = {name: causal._role(adder(2), name) for name in ("A0", "C1", "S0", "y")}
+    roles = {name: graph._role(adder(2), name) for name in ("A0", "C1", "S0", "y")}
     assert roles == {"A0": "input", "C1": "variable", "S0": "other variable", "y": "output"}
 
 
 @pytest.mark.parametrize("model", [adder(), adder(9), odd_model()])
 def test_arrows_point_down_one_layer_at_a_time_and_nodes_never_overlap(model):
-    level = causal._levels(model)
+    level = graph._levels(model)
     assert all(level[p] < level[n] for n in model.mechanisms for p in model.parents(n))
-    chains = causal._chains(model, level)
-    layers = causal._layers(model, level, chains)
-    width = {n: causal._width(n) for n in level}
-    x = causal._columns(layers, causal._neighbours(chains), width)
+    chains = graph._chains(model, level)
+    layers = graph._layers(model, level, chains)
+    width = {n: graph._width(n) for n in level}
+    x = graph._columns(layers, graph._neighbours(chains), width)
     depth = {n: k for k, layer in enumerate(layers) for n in layer}
     assert all(depth[b] == depth[a] + 1 for chain in chains for a, b in pairwise(chain))
     for layer in layers:  # waypoints of long arrows keep clear of nodes too

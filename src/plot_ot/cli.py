@@ -19,7 +19,6 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import pick
 from plot_ot.plan import footprint, plan
 from plot_ot.report import tables
-from plot_ot.report.figures import draw_figures
 from plot_ot.runs import Json, RunDirectory
 from plot_ot.study import Study
 from plot_ot.tasks import TASKS, HierarchicalEquality, SeedFailed, Task
@@ -74,10 +73,18 @@ def run_heq(
     task = HierarchicalEquality(sampler, strengths, size)
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
     torch.set_num_threads(threads)
-    run = run_study(task, names, list(range(first_seed, first_seed + seeds)), out, sweep=sweep, quiet=quiet)
+    try:
+        run = run_study(task, names, list(range(first_seed, first_seed + seeds)), out, sweep=sweep, quiet=quiet)
+    except KeyboardInterrupt:
+        errors.print("Interrupted. Run the same command again to continue where it stopped.")
+        raise typer.Exit(130) from None
     results = run.compile([*task.methods(), SWEEP])
     if figures:
+        from plot_ot.report.figures import draw_figures  # matplotlib is slow to import; other commands do without
+
         draw_figures(run)
+        for kind in ("png", "pdf"):
+            task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
     if not quiet:
         print_run(run, results)
 
@@ -231,9 +238,6 @@ def main() -> None:
             raise
         errors.print(f"[red]error:[/red] {escape(str(e))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("Interrupted. Run the same command again to continue where it stopped.")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

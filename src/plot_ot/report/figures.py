@@ -339,8 +339,8 @@ def draw_layers(data: RunData) -> Figure | None:
     for ax, v in zip(axes, data.variables, strict=True):
         rows = [[s["chosen"] for s in chosen if (s["method"], s["variable"]) == (m, v)] for m in methods]
         scores = [[mean_spread(numbers([c["by_support"] for c in r], p)) for p in supports] for r in rows]
-        taken = [Counter(c.get("support") for c in r).most_common(1) for r in rows]
-        outlined = [supports.index(t[0][0]) if t and t[0][0] in supports else None for t in taken]
+        taken = [Counter(c.get("support") for c in r) for r in rows]
+        outlined = [[k for k, p in enumerate(supports) if t[p] and t[p] == max(t.values())] for t in taken]
         mesh = style.score_cells(ax, np.array(scores), outlined, low, inches / len(supports))
         style.name_cells(ax.xaxis, supports, most=inches / 0.1)
         ax.tick_params(axis="x", labelsize=7, rotation=90 if turned else 0)

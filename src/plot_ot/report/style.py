@@ -232,7 +232,7 @@ def crowded(names: Sequence[str], inches: float) -> bool:
 
 
 def score_cells(
-    axes: Axes, scores: np.ndarray, outlined: Sequence[int | None], low: float, inches: float
+    axes: Axes, scores: np.ndarray, outlined: Sequence[Sequence[int]], low: float, inches: float
 ) -> QuadMesh | None:
     """A heatmap of scores [rows, columns, (mean, spread)] with outlined cells and, where cells are wide, the numbers.
 
@@ -247,9 +247,8 @@ def score_cells(
         axes.text(x + 0.5, y + (0.36 if both else 0.5), f"{mean[y, x]:.3f}", fontsize=7, **at)
         if both:
             axes.text(x + 0.5, y + 0.74, f"± {spread[y, x]:.3f}", fontsize=5.5, **at)
-    for y, column in enumerate(outlined):
-        if column is not None:
-            axes.add_patch(Rectangle((column, y), 1, 1, fill=False, ec=VERMILLION, lw=1.4, clip_on=False, zorder=3))
+    for y, x in ((y, x) for y, columns in enumerate(outlined) for x in columns):
+        axes.add_patch(Rectangle((x, y), 1, 1, fill=False, ec=VERMILLION, lw=1.4, clip_on=False, zorder=3))
     return None if inches > 0.3 else mesh
 
 

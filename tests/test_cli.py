@@ -1,0 +1,132 @@
+"""The command line as a user meets it: tables, run directories, one-line errors, interruptions."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from plot_ot import cli
+from plot_ot.study import Study
+from plot_ot.tasks import HierarchicalEquality, SeedFailed
+
+DATA = Path(__file__).parent / "data"
+SMALL = ["--seeds", "1", "--first-seed", "1003", "--size", "100", "--strengths", "tenths", "--no-sweep"]
+
+
+@pytest.fixture(autouse=True)
+def cached_networks(monkeypatch):
+    monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
+    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 2)
+
+
+def call(monkeypatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["plot-ot", *words])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def heq(monkeypatch, out: Path, *more: str) -> int:
+    return call(monkeypatch, "run", "heq", *SMALL, "--out", str(out), *more)
+
+
+def stable(results: dict) -> dict:
+    """Everything that must not change between two runs: not the seconds."""
+    return {k: v for k, v in results.items() if k != "runtimes"}
+
+
+def test_a_run_prints_its_tables_and_writes_its_directory(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert heq(monkeypatch, out, "--methods", "plot-joint,full-vector") == 0
+    printed = capsys.readouterr().out
+    for word in ("plot-joint", "full-vector", "no-edit", "copy-source", "recording", "calibration", str(out)):
+        assert word in printed
+    results = json.loads((out / "results.json").read_text())
+    wanted = {"task", "subject", "seed", "method", "variable", "bank", "accuracy", "pairs"}
+    assert all(wanted <= set(r) for r in results["records"])
+    assert {(r["method"], r["variable"], r["bank"]) for r in results["records"]} == {
+        (m, v, b)
+        for m in ("plot-joint", "full-vector", "no-edit", "copy-source")
+        for v in ("z_WX", "z_YZ")
+        for b in ("sensitivity", "invariance")
+    }
+    assert all({"seconds", "parts"} <= set(r) for r in results["runtimes"])
+    assert {s["method"] for s in results["selection"]} == {"plot-joint", "full-vector"}
+    assert {v["method"] for v in results["verdicts"]} == {"plot-joint"}
+    assert len(list((out / "handles" / "seed-1003").glob("*.safetensors"))) == 4
+    assert list((out / "figures").glob("*.png"))
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert {"config", "versions", "machine", "started"} <= set(manifest)
+    assert call(monkeypatch, "show", str(out), "--detail") == 0
+    assert "Chosen on calibration" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_continues_and_ends_as_if_it_had_not_been(monkeypatch, tmp_path, capsys):
+    names = ["--methods", "full-vector,brute-force", "--no-figures"]
+    assert heq(monkeypatch, tmp_path / "whole", *names) == 0
+    run = Study.run
+
+    def interrupted(self, method, random_method):
+        if method.name == "brute-force":
+            raise KeyboardInterrupt
+        return run(self, method, random_method)
+
+    monkeypatch.setattr(Study, "run", interrupted)
+    assert heq(monkeypatch, tmp_path / "cut", *names) == 130
+    assert "continue" in capsys.readouterr().err
+    monkeypatch.setattr(Study, "run", run)
+    done = tmp_path / "cut" / "units" / "seed-1003" / "full-vector.json"
+    before = done.stat().st_mtime_ns
+    assert heq(monkeypatch, tmp_path / "cut", *names) == 0
+    assert done.stat().st_mtime_ns == before
+    whole, cut = (json.loads((tmp_path / d / "results.json").read_text()) for d in ("whole", "cut"))
+    assert stable(whole) == stable(cut)
+    for handle in (tmp_path / "whole" / "handles").rglob("*.safetensors"):
+        twin = tmp_path / "cut" / handle.relative_to(tmp_path / "whole")
+        assert handle.read_bytes() == twin.read_bytes()
+
+
+def test_a_failed_seed_is_listed_and_never_replaced(monkeypatch, tmp_path, capsys):
+    def fail(*_: object) -> None:
+        raise SeedFailed("the backbone is wrong on cell 11")
+
+    monkeypatch.setattr(HierarchicalEquality, "prepare", fail)
+    assert heq(monkeypatch, tmp_path / "run", "--no-figures") == 0
+    assert "seed 1003 failed: the backbone is wrong on cell 11" in capsys.readouterr().out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [f["seed"] for f in results["failures"]] == [1003]
+    assert results["records"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "heq", "--methods", "plott"], "Unknown method 'plott'. Did you mean 'plot'?"),
+        (["run", "heq", "--sampler", "even"], "Unknown sampler 'even'"),
+        (["explain", "hqe"], "Unknown task 'hqe'. Did you mean 'heq'?"),
+        (["show", "/nowhere/at/all"], "There is no run directory"),
+        (["run", "heq", "--out", "/dev/null/x"], "Cannot write"),
+        (["run", "heq", "--out", str(DATA)], "not a plot-ot run directory"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_mistakes_are_one_line_and_leave_nothing(monkeypatch, tmp_path, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *words) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith("error: ")
+    assert said in err
+    assert "\n" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
+    assert call(monkeypatch, "list") == 0
+    assert "plot-layered" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "heq", "--size", "100") == 0
+    printed = capsys.readouterr().out
+    assert "z_WX <- W, X" in printed
+    assert "forwards (every distinct input once)" in printed

@@ -1,0 +1,151 @@
+"""Intervals, controls and verdicts: what may be called localized, and what may not."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from plot_ot.banks import Bank, draw_pairs
+from plot_ot.causal import CausalModel
+from plot_ot.edits import Frame
+from plot_ot.handles import Edit, Handle
+from plot_ot.signatures import readout
+from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
+from plot_ot.subjects import MLPSubject, record
+
+LOOK = readout("softmax")
+ROWS = torch.cartesian_prod(*[torch.arange(2)] * 6)
+
+
+def xor_model(**changes: object) -> CausalModel:
+    mechanisms = {
+        "left": lambda a, b: a & b,
+        "right": lambda c, d: c & d,
+        "y": lambda left, right: left ^ right,
+    } | changes.pop("mechanisms", {})
+    return CausalModel(list("abcdef"), mechanisms, output="y", **changes)
+
+
+def and_xor_net() -> nn.Sequential:
+    """layer1: [and(a,b), and(c,d), e, f]; layer2: [left - right]+, [right - left]+; output y."""
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2))
+    weights = [
+        (
+            torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]]),
+            [-1.0, -1, 0, 0],
+        ),
+        (torch.tensor([[1.0, -1, 0, 0], [-1, 1, 0, 0]]), [0.0, 0]),
+        (torch.tensor([[-10.0, -10], [10, 10]]), [5.0, -5]),
+    ]
+    for layer, (weight, bias) in zip([m for m in net if isinstance(m, nn.Linear)], weights, strict=True):
+        layer.weight.data, layer.bias.data = weight, torch.tensor(bias)
+    return net
+
+
+def neuron_handle(subject: MLPSubject, variable: str, neuron: int) -> Handle:
+    place = subject.places[0]
+    gains = torch.zeros(place.width)
+    gains[neuron] = 1.0
+    return Handle(variable, (Edit(place, Frame.identity(place.width), gains),), subject.identity())
+
+
+def judged(handle_neuron: int, causal: CausalModel | None = None, variable: str = "left", at_random: int = 3):
+    causal = causal or xor_model()
+    subject = MLPSubject(and_xor_net())
+    generator = torch.Generator().manual_seed(0)
+    banks = [draw_pairs(causal, ROWS, p, 400, generator, variable=variable) for p in ("sensitive", "invariant")]
+    sensitivity, invariance = record(subject, *banks)
+    handle = neuron_handle(subject, variable, handle_neuron)
+    randoms = [neuron_handle(subject, variable, at_random)] * 20
+    return judge(handle, sensitivity, invariance, randoms, LOOK, generator)
+
+
+def test_the_right_neuron_is_placed_and_compact():
+    verdict = judged(handle_neuron=0)
+    assert verdict.status == "placed and compact"
+    assert verdict.evidence["handle"] == 1.0
+    assert verdict.evidence["copy_source"] == pytest.approx(0.5)
+    assert "placed in layer1, compact in 1 of 4 dimensions" in verdict.sentence
+
+
+@pytest.mark.parametrize("neuron", [1, 2], ids=["the other variable's neuron", "a bystander"])
+def test_the_wrong_neuron_is_not_localized(neuron):
+    verdict = judged(handle_neuron=neuron)
+    assert verdict.status == "not localized"
+    assert "does not beat copying the source" in verdict.sentence
+
+
+def test_a_handle_no_better_than_random_ones_is_not_localized():
+    verdict = judged(handle_neuron=0, at_random=0)
+    assert verdict.status == "not localized"
+    assert "random handles" in verdict.sentence
+
+
+def test_a_variable_whose_label_is_always_the_sources_answer_is_an_output_variable():
+    assert judged(0, xor_model(variables=["y"]), "y").status == "output variable"
+
+
+def test_pairs_that_never_separate_two_variables_leave_it_undecidable():
+    causal = CausalModel(
+        list("abcdef"),
+        {
+            "left": lambda a, b: a & b,
+            "copy": lambda left: left,
+            "right": lambda c, d: c & d,
+            "y": lambda copy, right: copy ^ right,
+        },
+        output="y",
+    )
+    verdict = judged(0, causal)
+    assert verdict.status == "undecidable"
+    assert "swapping 'copy' instead" in verdict.sentence
+
+
+def test_controls_do_what_their_names_say():
+    causal, subject = xor_model(), MLPSubject(and_xor_net())
+    bank = draw_pairs(causal, ROWS, "sensitive", 200, torch.Generator().manual_seed(1), variable="left")
+    [recording] = record(subject, bank)
+    found = controls(recording, "left", LOOK)
+    assert not found["no-edit"].any()
+    assert torch.equal(found["copy-source"], bank.source_answer == bank.labels["left"])
+    patch = full_patch("left", [subject.places[0]], subject)
+    assert patch.size == 4
+
+
+def bank_of(bases: list[int]) -> Bank:
+    base = ROWS[torch.tensor(bases)]
+    source = ROWS[(torch.arange(len(bases)) * 5 + 3) % 64]
+    return Bank.from_pairs(xor_model(), base, source, variables=["left"])
+
+
+def test_the_interval_resamples_base_inputs_not_pairs():
+    values = torch.tensor([True] * 30 + [False] * 30)
+    clustered = Bootstrap(bank_of([0] * 30 + [1] * 30)).accuracy(values)
+    spread = Bootstrap(bank_of(list(range(60)))).accuracy(values)
+    assert clustered.value == spread.value == 0.5
+    assert clustered.high - clustered.low > 2 * (spread.high - spread.low)
+
+
+def test_a_perfect_score_has_the_rule_of_threes_lower_bound():
+    accuracy = Bootstrap(bank_of(list(range(60)))).accuracy(torch.ones(60, dtype=torch.bool))
+    assert (accuracy.low, accuracy.high) == (1 - 3 / 60, 1.0)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    boot = Bootstrap(bank_of(list(range(60))))
+    hits = 0
+    for _ in range(200):
+        accuracy = boot.accuracy(torch.from_numpy(rng.random(60) < 0.7))
+        hits += accuracy.low <= 0.7 <= accuracy.high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_families_are_weighted_equally_when_asked():
+    bank = bank_of(list(range(60)))
+    sizes = torch.bincount(bank.family)
+    right = bank.family == 0
+    boot = Bootstrap(bank)
+    assert boot.accuracy(right, balanced=True).value == pytest.approx(1 / len(sizes))
+    assert boot.accuracy(right).value == pytest.approx(float(sizes[0]) / 60)
+    assert {a.value for a in boot.by_family(right).values()} == {0.0, 1.0}
