@@ -620,7 +620,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         f"{m['cpu']}, {m['cores']} cores, {m['ram_gb']:.0f} GB, {m['platform']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items())
-        + f". One process, {m['torch_threads']} torch thread; commit {results['commit']}; load average before the run {load}."
+        + f". One process, {m['torch_threads']} torch thread; commit {results['commit']}; "
+        + f"load average before the run {load}."
         + (" **Quick run: a reduced sample, not a measurement.**" if results["quick"] else ""),
         "",
         table(["target", "found", "wanted", "met"], targets),

@@ -148,10 +148,10 @@ def _step(
     cell: nn.GRUCell, x: Float[Tensor, "pairs features"], h: Float[Tensor, "d variants pairs"]
 ) -> Float[Tensor, "d variants pairs"]:
     """The cell with its weights held fixed: r, z = σ(W x + U h), n = tanh(W x + r * U h), h <- n + z * (h - n)."""
-    d = len(h)
-    seen = torch.addmm(cell.bias_ih.detach().unsqueeze(1), cell.weight_ih.detach(), x.T).unsqueeze(1)
-    kept = torch.addmm(cell.bias_hh.detach().unsqueeze(1), cell.weight_hh.detach(), h.flatten(1))
-    kept = kept.unflatten(1, h.shape[1:])
-    gates = (seen[: 2 * d] + kept[: 2 * d]).sigmoid_()
-    new = torch.addcmul(seen[2 * d :], gates[:d], kept[2 * d :]).tanh_()
-    return torch.lerp(new, h, gates[d:])
+    d, flat = len(h), h.flatten(1)
+    U, bias = cell.weight_hh.detach(), cell.bias_hh.detach()
+    both = torch.cat([cell.bias_ih[: 2 * d] + bias[: 2 * d], cell.bias_ih[2 * d :]]).detach()
+    seen = torch.addmm(both.unsqueeze(1), cell.weight_ih.detach(), x.T).unsqueeze(1)
+    r, z = (seen[: 2 * d] + (U[: 2 * d] @ flat).unflatten(1, h.shape[1:])).sigmoid_().split(d)
+    inner = torch.addmm(bias[2 * d :].unsqueeze(1), U[2 * d :], flat).unflatten(1, h.shape[1:])
+    return torch.lerp(torch.addcmul(seen[2 * d :], r, inner).tanh_(), h, z)

@@ -1,0 +1,99 @@
+"""One call from a causal model and a network to handles and verdicts; and the README's own example."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import plot_ot
+from plot_ot.errors import PlotError
+
+ROWS = torch.cartesian_prod(*[torch.arange(2)] * 8)
+README = Path(__file__).parent.parent / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def few_random_handles(monkeypatch):
+    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 5)
+
+
+def parity_net(first: str, second: str, bystanders: int = 12) -> nn.Sequential:
+    """Computes (x ^ x') ^ (z ^ z') through the parities of two named pairs of the bits a..d.
+
+    Four neurons of layer 1 do the work, next to bystanders that look at all bits but lead nowhere.
+    """
+    rows = []
+    for pair in (first, second):
+        row = torch.zeros(8)
+        row["abcd".index(pair[0])], row["abcd".index(pair[1])] = 1.0, -1.0
+        rows += [row, -row]
+    looking_on = torch.randn(bystanders, 8, generator=torch.Generator().manual_seed(0))
+    onwards = torch.tensor([[1.0, 1, -1, -1], [-1, -1, 1, 1]])
+    weights = [
+        (torch.cat([torch.stack(rows), looking_on]), torch.zeros(4 + bystanders)),
+        (torch.cat([onwards, torch.zeros(2, bystanders)], dim=1), torch.zeros(2)),
+        (torch.tensor([[-8.0, -8], [8, 8]]), torch.tensor([4.0, -4])),
+    ]
+    net = nn.Sequential(
+        nn.Linear(8, 4 + bystanders), nn.ReLU(), nn.Linear(4 + bystanders, 2), nn.ReLU(), nn.Linear(2, 2)
+    )
+    for layer, (weight, bias) in zip([m for m in net if isinstance(m, nn.Linear)], weights, strict=True):
+        layer.weight.data, layer.bias.data = weight, bias
+    return net
+
+
+HYPOTHESIS = plot_ot.CausalModel(
+    inputs=list("abcdefgh"),
+    mechanisms={
+        "left": lambda a, b: a ^ b,
+        "right": lambda c, d: c ^ d,
+        "y": lambda left, right: left ^ right,
+    },
+    output="y",
+)
+
+
+@pytest.mark.parametrize("method", ["plot-layered", "das"])
+def test_the_variable_is_placed_where_the_network_computes_it(method):
+    result = plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, pairs=300, method=method)
+    assert {v["status"] for v in result.verdicts.values()} <= {"placed", "placed and compact"}
+    assert result.handles["left"].places == ["layer1"]
+    if method == "plot-layered":
+        touched = result.handles["left"].edits[0].gains.nonzero().squeeze(1).tolist()
+        assert touched == [0, 1]
+    assert "placed in layer1" in str(result)
+
+
+@pytest.mark.parametrize("method", ["plot-layered", "das"])
+def test_the_same_output_computed_through_other_variables_is_not_localized(method):
+    """a ^ c and b ^ d give the same answers on every input, but left and right are nowhere in this network."""
+    net = parity_net("ac", "bd")
+    assert torch.equal(net(ROWS.float()).argmax(dim=1), HYPOTHESIS.answer(ROWS))
+    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, pairs=300, method=method)
+    assert {v["status"] for v in result.verdicts.values()} == {"not localized"}
+
+
+def test_a_network_that_does_not_solve_the_task_is_refused():
+    net = parity_net("ab", "cd")
+    net[4].weight.data.neg_()
+    net[4].bias.data.neg_()
+    with pytest.raises(PlotError, match="answers only 0 of 256 distinct inputs"):
+        plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS)
+
+
+def test_an_unknown_method_is_refused_with_the_legal_ones():
+    with pytest.raises(PlotError, match="Legal: plot-layered, das"):
+        plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, method="dsa")
+
+
+def test_the_readmes_example_runs_and_finds_what_it_says(tmp_path, monkeypatch, capsys):
+    [code] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
+    assert capsys.readouterr().out.startswith("left: placed in layer1, compact in ")
+    assert names["swapped"].shape == (4, 2)
+    neurons = plot_ot.localize(names["subject"], names["causal"], names["inputs"])
+    assert {v["status"] for v in neurons.verdicts.values()} == {"not localized"}
