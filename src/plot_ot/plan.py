@@ -42,8 +42,7 @@ def footprint(subject: Subject, splits: Splits, outputs: int) -> Footprint:
     banks = [splits.fit, splits.calibration, *splits.test.values()]
     rows = {tuple(r) for b in banks for side in (b.base, b.source) for r in side.tolist()}
     width = sum(p.width for p in subject.places) + outputs
-    largest = max(p.width for p in subject.places)
-    return Footprint(len(rows), 4 * len(rows) * width, 4 * 2 * subject.responses_per_batch * largest)
+    return Footprint(len(rows), 4 * len(rows) * width, subject.responses_per_batch * subject.response_bytes)
 
 
 def plan(method: Method, subject: Subject, splits: Splits) -> Plan:

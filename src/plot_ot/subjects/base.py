@@ -89,10 +89,21 @@ class Subject(ABC):
     def weights(self) -> Mapping[str, Tensor]:
         """The tensors that make this network what it is."""
 
+    memory: int = 512 << 20
+    """Bytes that the activations of one resumed batch may take."""
+    cache: int | None = None
+    """Bytes of fast memory a batch on the CPU should fit in; None where that does not matter."""
+
+    @property
+    def response_bytes(self) -> int:
+        """Bytes of activations that one resumed response keeps alive: two of the widest place, in float32."""
+        return 2 * 4 * max(p.width for p in self.places)
+
     @property
     def responses_per_batch(self) -> int:
-        """How many (variant, pair) responses one resumed batch should hold."""
-        return 4096
+        """How many (variant, pair) responses one resumed batch holds within the budget."""
+        budget = min(self.memory, self.cache) if self.cache and self.device.type == "cpu" else self.memory
+        return max(1, budget // self.response_bytes)
 
     def identity(self) -> str:
         """A digest of the weights: a handle belongs to one network."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.base import Place, Rewrite, Store
+from plot_ot.subjects.base import Place, Rewrite, Store, Subject
 from plot_ot.subjects.module import ModuleSubject
 
 
@@ -19,6 +19,9 @@ class MLPSubject(ModuleSubject):
 
     Its places are the activations' outputs, `layer1`, `layer2`, ...: the post-activation hidden vectors h^[ℓ].
     """
+
+    cache = 2 << 20  # a core's second-level cache
+    response_bytes = Subject.response_bytes  # only the later layers run, one after the other
 
     def __init__(self, net: nn.Sequential, *, encode: Callable[[Tensor], Any] | None = None) -> None:
         _refuse_others(net)
@@ -31,12 +34,6 @@ class MLPSubject(ModuleSubject):
         self.net = net
         self._layers = list(net)
         self._index = {p.name: k for p, k in zip(self.places, at, strict=True)}
-
-    @property
-    def responses_per_batch(self) -> int:
-        # Keep one batch of activations within a CPU core's second-level cache.
-        width = max(p.width for p in self.places)
-        return max(1, (1 << 18) // width) if self.device.type == "cpu" else max(1, (1 << 26) // width)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
