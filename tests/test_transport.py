@@ -351,8 +351,8 @@ REFUSED = {
     "β = 0": (lambda: Transport("uot", beta=(0.0,)), ["β must be positive", "0.0"]),
     "solving an unknown kind": (lambda: solve(RAMP, [(1.0, 1.0)], kind="sinkhorn"), ["'sinkhorn'", *SOLVED]),
     "solving ε = 0": (lambda: solve(RAMP, [(0.0, 1.0)]), ["ε must be positive", "0.0"]),
-    "NaN cost": (lambda: solve([[1.0, math.nan]], [(1.0, 1.0)]), ["finite m x n", "(1, 2)"]),
-    "NaN signatures": (lambda: couple(signatures_of([[1.0, math.nan]]), Transport()), ["finite m x n"]),
+    "NaN cost": (lambda: solve([[1.0, math.nan]], [(1.0, 1.0)]), ["m x n matrix of numbers", "(1, 2)"]),
+    "NaN signatures": (lambda: couple(signatures_of([[1.0, math.nan]]), Transport()), ["m x n matrix of numbers"]),
     "costs of one dimension": (lambda: solve([1.0, 2.0], [(1.0, 1.0)]), ["m x n", "(2,)"]),
     "no costs": (lambda: solve(np.ones((2, 0)), [(1.0, 1.0)]), ["m x n", "(2, 0)"]),
     "zero median": (

@@ -82,8 +82,11 @@ class Bank:
             raise PlotError(f"Bank '{name}' has no variable to label: name some in `variables`.")
         if not len(base):
             raise PlotError(f"Bank '{name}' is empty: it needs at least one base/source pair.")
-        labels = {v: causal.swap(base, source, v) for v in variables}  # also checks shapes and names
+        causal.check_pairs(base, source)
+        for v in variables:
+            causal.require(v)
         at_base, at_source = causal.run(base), causal.run(source)
+        labels = {v: causal.run(base, do={v: at_source[v]})[causal.output] for v in variables}
         changed = {v: ~same(at_base[v], at_source[v]) for v in variables}
         if family is None:
             family, families = _families_by_change(changed)
@@ -231,8 +234,7 @@ def draw_pairs(
         unknown(f"variable of policy '{policy}'", variable, variables)
     pool = distinct_rows(pool)
     for v in variables:
-        if v not in causal.mechanisms:
-            unknown("variable", v, causal.mechanisms)
+        causal.require(v)
     values = causal.run(pool)
     sets = _possible_changes([values[v] for v in variables]) if policy == "balanced" else []
     parts = {"mixed": 2, "only": len(variables), "balanced": len(sets)}.get(policy, 1)
@@ -331,5 +333,10 @@ class Splits:
 
 
 def _common_rows(a: Tensor, b: Tensor) -> int:
-    a, b = torch.unique(a, dim=0), torch.unique(b, dim=0)
-    return len(a) + len(b) - len(torch.unique(torch.cat([a, b]), dim=0))
+    """How many distinct rows stand in both (as sets of bytes: torch.unique over rows is many times slower)."""
+
+    def as_set(rows: Tensor) -> set[bytes]:
+        array = rows.contiguous().numpy()
+        return set(array.view(f"V{array.shape[1] * array.itemsize}").ravel().tolist())
+
+    return len(as_set(a) & as_set(b))

@@ -71,7 +71,7 @@ class CausalModel:
         self.output = output
         chosen = [n for n in self.mechanisms if n != output] if variables is None else list(variables)
         for name in chosen:
-            self._require(name)
+            self.require(name)
         if len(set(chosen)) < len(chosen):
             raise PlotError(f"Variable names must differ; found {', '.join(chosen)}.")
         self.variables = tuple(chosen)
@@ -84,7 +84,7 @@ class CausalModel:
         do = dict(do or {})
         for name, value in do.items():
             if name not in self.inputs:
-                self._require(name)
+                self.require(name)
             rows = len(value) if isinstance(value, Tensor) and value.ndim else "no"
             if rows != len(inputs):
                 raise PlotError(f"do({name}) has {rows} rows, the inputs have {len(inputs)}: give one value per row.")
@@ -101,14 +101,8 @@ class CausalModel:
 
     def swap(self, base: Int[Tensor, "rows inputs"], source: Int[Tensor, "rows inputs"], variable: str) -> Tensor:
         """The abstract swap 𝔠(x^b; do(Z_i <- Z_i(x^s))): base outputs with one variable taken from the source."""
-        self._require(variable)
-        self._check_rows(base)
-        self._check_rows(source)
-        if base.shape != source.shape:
-            raise PlotError(
-                f"Base and source inputs must pair up row by row: base has shape {tuple(base.shape)}, "
-                f"source {tuple(source.shape)}."
-            )
+        self.require(variable)
+        self.check_pairs(base, source)
         return self.run(base, do={variable: self.run(source)[variable]})[self.output]
 
     def _compute(self, name: str, mechanism: Mechanism, values: Values, rows: int) -> Tensor:
@@ -126,9 +120,20 @@ class CausalModel:
 
     # -- checks ------------------------------------------------------------------------------------------
 
-    def _require(self, name: str) -> None:
+    def require(self, name: str) -> None:
+        """Refuse a name that is no variable with a mechanism."""
         if name not in self.mechanisms:
             unknown("variable", name, self.mechanisms)
+
+    def check_pairs(self, base: Any, source: Any) -> None:
+        """Refuse base and source inputs that are not rows of this model or do not pair up."""
+        self._check_rows(base)
+        self._check_rows(source)
+        if base.shape != source.shape:
+            raise PlotError(
+                f"Base and source inputs must pair up row by row: base has shape {tuple(base.shape)}, "
+                f"source {tuple(source.shape)}."
+            )
 
     def _check_rows(self, inputs: Any) -> None:
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != len(self.inputs):
@@ -144,7 +149,7 @@ class CausalModel:
         """The parents of a variable (none for an input)."""
         if name in self.inputs:
             return ()
-        self._require(name)
+        self.require(name)
         return self.mechanisms[name].parents
 
     def depth(self) -> dict[str, int]:

@@ -21,7 +21,8 @@ from plot_ot.plan import footprint, plan
 from plot_ot.report import tables
 from plot_ot.runs import Json, RunDirectory
 from plot_ot.study import Study
-from plot_ot.tasks import TASKS, HierarchicalEquality, SeedFailed, Task
+from plot_ot.subjects import record
+from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, SeedFailed, Task
 from plot_ot.version import __version__
 
 app = typer.Typer(
@@ -52,6 +53,12 @@ Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) 
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
+Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
+Detail = Annotated[bool, typer.Option(help="Also what calibration chose, and every coupling's flags.")]
+Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
+Bits = Annotated[int, typer.Option(help="Bits per number.")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="Training: 'paper' (250 epochs) or 'first-exact'.")]
+SplitName = Annotated[str, typer.Option("--split", help="Bases: 'round-robin' (the paper's) or 'proportional'.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
 
 
@@ -66,11 +73,48 @@ def run_heq(
     out: Out = Path("runs/heq"),
     threads: Threads = 1,
     sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
-    figures: Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")] = True,
+    figures: Figures = True,
     quiet: Quiet = False,
 ) -> None:
     """Hierarchical equality: the paper's first study."""
-    task = HierarchicalEquality(sampler, strengths, size)
+    finish(
+        HierarchicalEquality(sampler, strengths, size), methods, seeds, first_seed, out, threads, sweep, figures, quiet
+    )
+
+
+@run_app.command("addition")
+def run_addition(
+    width: Width = 8,
+    bits: Bits = 4,
+    recipe: RecipeName = "paper",
+    split: SplitName = "round-robin",
+    methods: Methods = None,
+    seeds: Seeds = 10,
+    first_seed: First = 0,
+    out: Out = Path("runs/addition"),
+    threads: Threads = 1,
+    figures: Figures = True,
+    detail: Detail = False,
+    quiet: Quiet = False,
+) -> None:
+    """Binary addition: the paper's second study."""
+    task = BinaryAddition(width, bits, recipe, split)
+    finish(task, methods, seeds, first_seed, out, threads, False, figures, quiet, detail)
+
+
+def finish(
+    task: Task,
+    methods: str | None,
+    seeds: int,
+    first_seed: int,
+    out: Path,
+    threads: int,
+    sweep: bool,
+    figures: bool,
+    quiet: bool,
+    detail: bool = False,
+) -> None:
+    """Run what is missing, compile, draw, print."""
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
     torch.set_num_threads(threads)
     try:
@@ -86,7 +130,7 @@ def run_heq(
         for kind in ("png", "pdf"):
             task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
     if not quiet:
-        print_run(run, results)
+        print_run(run, results, detail)
 
 
 def run_study(
@@ -155,10 +199,7 @@ def library_versions() -> dict[str, str]:
 
 
 @app.command()
-def show(
-    directory: Path,
-    detail: Annotated[bool, typer.Option(help="Also what calibration chose, and every coupling's flags.")] = False,
-) -> None:
+def show(directory: Path, detail: Detail = False) -> None:
     """Print the tables of a run."""
     run = RunDirectory.read(directory)
     print_run(run, run.results(), detail)
@@ -206,12 +247,19 @@ def explain(
     sampler: Sampler = "uniform",
     strengths: Strengths = "union",
     size: Size = 1000,
+    width: Width = 8,
+    bits: Bits = 4,
+    split: SplitName = "round-robin",
     seed: First = 0,
 ) -> None:
     """What a run would compute: sites, variants, forwards and memory, before spending the time."""
-    if task not in TASKS:
-        unknown("task", task, TASKS)
-    configured = HierarchicalEquality(sampler, strengths, size)
+    tasks = {
+        "heq": lambda: HierarchicalEquality(sampler, strengths, size),
+        "addition": lambda: BinaryAddition(width, bits, split=split),
+    }
+    if task not in tasks:
+        unknown("task", task, tasks)
+    configured: Task = tasks[task]()
     outline = configured.outline(seed)
     console.print(repr(configured.causal_model()), highlight=False)
     console.print(tables.power_table(outline.splits.test))
@@ -220,11 +268,12 @@ def explain(
         f"Recording: {cost.forwards:,} forwards (every distinct input once), {cost.bytes / 1e6:.1f} MB kept; "
         f"largest resumed batch {cost.batch_bytes / 1e6:.1f} MB."
     )
+    [recording] = record(outline.subject, outline.splits.fit)
     table = tables.plain_table("Per seed")
     for column in ("method", "sites", "calibration variants", "rotations", "responses (at most)"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for method in configured.methods().values():
-        p = plan(method, outline.subject, outline.splits)
+        p = plan(method, recording, outline.splits)
         table.add_row(p.method, *(f"{x:,}" for x in (p.sites, p.variants, p.rotations, p.responses)))
     console.print(table)
 

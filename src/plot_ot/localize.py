@@ -32,7 +32,7 @@ def layered(search: Search = SEARCH) -> Method:
     """One coupling per place over its neurons, ε in units of the median cost; calibration picks place, ε, K and λ."""
     transport = Transport(epsilon=(0.01, 0.03, 0.1, 0.5), scale="median")
     summary = "one coupling per layer, ε in units of the median cost; calibration picks layer, ε, K and λ"
-    return Method("plot-layered", summary, (Localize(transport=transport, per_place=True), Calibrate(search)))
+    return Method("plot-layered", summary, (Localize(transport=transport, coupling="place"), Calibrate(search)))
 
 
 METHODS = {

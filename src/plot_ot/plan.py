@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from plot_ot.banks import Splits
 from plot_ot.methods import Method
 from plot_ot.stages.base import Stage
-from plot_ot.stages.choose import Calibrate, TrainDas
+from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.localize import Localize, ScoreSites
-from plot_ot.subjects import Subject
+from plot_ot.subjects import BankRecording, Subject
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,25 @@ def footprint(subject: Subject, splits: Splits, outputs: int) -> Footprint:
     return Footprint(len(rows), 4 * len(rows) * width, subject.responses_per_batch * subject.response_bytes)
 
 
-def plan(method: Method, subject: Subject, splits: Splits) -> Plan:
-    """Walk through the stages, counting instead of computing."""
+def plan(method: Method, recording: BankRecording, splits: Splits) -> Plan:
+    """Walk through the stages, counting instead of computing; `recording` is of the fit bank, for menus that need one.
+
+    Places that a stage would rule out are still counted for the stages after it.
+    """
+    subject = recording.subject
     m, fit, calibration = len(splits.fit.variables), len(splits.fit), len(splits.calibration)
     sites = couplings = variants = rotations = responses = 0
     places = len(subject.places)
     for stage in method.stages:
-        if isinstance(stage, (Localize, ScoreSites)):
-            menu = stage.menu(None, subject.places)  # type: ignore[arg-type]
-            sites = len(menu)
-            if isinstance(stage, Localize):
-                couplings = len(stage.transport.grid) * (places if stage.per_place else 1)
-                responses += (sites + places) * fit
-            else:
-                couplings = 1
-                responses += m * (sites + 1) * calibration if stage.kind == "brute-force" else 0
+        if isinstance(stage, Localize):
+            sites = sum(len(menu(recording, subject.places)) for menu in stage.menus)
+            couplings = len(stage.transport.grid) * len(stage.menus) * (places if stage.coupling == "place" else 1)
+            responses += (sites + places * len(stage.menus)) * fit
+        elif isinstance(stage, ScoreSites):
+            sites, couplings = len(stage.menu(recording, subject.places)), 1
+            responses += m * (sites + 1) * calibration if stage.kind == "brute-force" else 0
+        elif isinstance(stage, SelectPlaces):
+            responses += m * stage.shortlist * couplings * calibration
         elif isinstance(stage, Calibrate):
             per_place = 1 + places if stage.supports == "place" and not _split_by_place(method.stages) else 1
             variants = m * couplings * per_place * len(stage.search.sizes) * len(stage.search.strengths)
@@ -74,4 +78,4 @@ def plan(method: Method, subject: Subject, splits: Splits) -> Plan:
 
 
 def _split_by_place(stages: tuple[Stage, ...]) -> bool:
-    return any(isinstance(s, Localize) and s.per_place for s in stages)
+    return any(isinstance(s, Localize) and s.coupling == "place" for s in stages)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects import Place, Recording
 
 
@@ -99,3 +99,85 @@ def blocks(resolution: int) -> Menu:
 
 neurons: Menu = blocks(1)
 """Every coordinate of every place as its own site."""
+
+
+# -- PCA spans and subspaces of your own ----------------------------------------------------------------------
+
+PCA_DATA = ("bases", "bases+sources")
+
+
+def principal_frame(recording: Recording, place: Place, data: str = "bases") -> Frame:
+    """Centred PCA of the distinct recorded activations at a place: an orthonormal basis, by falling variance.
+
+    `data` names the activations: the pairs' `bases` (paper), or `bases+sources`. The rank is at most their number - 1.
+    """
+    if data not in PCA_DATA:
+        unknown("PCA data", data, PCA_DATA)
+    rows = recording.base_rows if data == "bases" else torch.cat([recording.base_rows, recording.source_rows])
+    a = recording.store.activations[place.name][rows.unique()].double()
+    _, spread, directions = torch.linalg.svd(a - a.mean(dim=0), full_matrices=False)
+    rank = int((spread > 1e-6 * spread[0].clamp(min=1e-300)).sum())
+    if not rank:
+        raise PlotError(f"All activations at {place.name} are equal: there is nothing to fit a PCA to.")
+    return Frame.orthonormal(directions[:rank].T.contiguous().to(torch.get_default_dtype()), "pca")
+
+
+def _pca(name: str, spans: Callable[[int], Sequence[tuple[int, int]]], data: str) -> Menu:
+    """Sites that are spans [start, end) of principal components, the same rule at every place."""
+
+    def menu(recording: Recording, places: Sequence[Place]) -> SiteFamily:
+        frames = {p.name: principal_frame(recording, p, data) for p in places}
+        sites = [
+            Site(f"{p.name}.{name}[{start}:{end}]", p, tuple(range(start, end)))
+            for p in places
+            for start, end in spans(frames[p.name].rank)
+        ]
+        return SiteFamily(tuple(sites), frames)
+
+    return menu
+
+
+def pca_components(data: str = "bases") -> Menu:
+    """Every principal component as its own site."""
+    return _pca("pc", lambda rank: [(k, k + 1) for k in range(rank)], data)
+
+
+def pca_prefixes(data: str = "bases") -> Menu:
+    """The first 1, 2, 4, ... principal components, and all of them: nested sites (paper, Algorithm 3)."""
+
+    def spans(rank: int) -> list[tuple[int, int]]:
+        ends = [1 << k for k in range(rank.bit_length()) if 1 << k < rank]
+        return [(0, end) for end in [*ends, rank]]
+
+    return _pca("pc", spans, data)
+
+
+def pca_bands(bands: int, data: str = "bases") -> Menu:
+    """`bands` disjoint spans of equal width; the remainder goes to the last (paper, Algorithm 8)."""
+    if bands < 1:
+        raise PlotError(f"There must be at least one band; found {bands}.")
+
+    def spans(rank: int) -> list[tuple[int, int]]:
+        count = min(bands, rank)
+        width = rank // count
+        return [(k * width, rank if k == count - 1 else (k + 1) * width) for k in range(count)]
+
+    return _pca(f"band{bands}", spans, data)
+
+
+def subspaces(frames: Mapping[str, Frame], sites: Mapping[str, Mapping[str, Sequence[int]]]) -> Menu:
+    """Sites of your own: per place a frame, and named sets of its directions."""
+
+    def menu(recording: Recording, places: Sequence[Place]) -> SiteFamily:
+        made = []
+        for p in places:
+            for name, directions in sites.get(p.name, {}).items():
+                rank = frames[p.name].rank
+                if not directions or min(directions) < 0 or max(directions) >= rank:
+                    raise PlotError(
+                        f"Site '{name}' at {p.name} needs directions in 0..{rank - 1}; found {list(directions)}."
+                    )
+                made.append(Site(f"{p.name}.{name}", p, tuple(directions)))
+        return SiteFamily(tuple(made), {p.name: frames[p.name] for p in places if p.name in frames})
+
+    return menu

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from plot_ot.errors import PlotError, unknown
@@ -113,8 +113,8 @@ def _tied(a: float, b: float) -> bool:
     return bool(abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-300))
 
 
-def couple(signatures: Signatures, transport: Transport) -> list[Coupling]:
-    """One coupling per (ε, β) of the grid."""
+def couple(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None = None) -> list[Coupling]:
+    """One coupling per (ε, β) of the grid; `mask` False forbids a variable a site."""
     cost = signatures.cost.numpy()
     unit = float(np.median(cost)) if transport.scale == "median" else 1.0
     if not unit > 0:
@@ -122,9 +122,10 @@ def couple(signatures: Signatures, transport: Transport) -> list[Coupling]:
     names = tuple(s.name for s in signatures.family.sites)
     dead = [names[j] for j in signatures.dead]
     if transport.kind == "cosine":
-        solutions = [_row_softmax(-2 * signatures.cosine.numpy(), e) for e, _ in transport.grid]
+        angles = _masked(-2 * signatures.cosine.numpy(), mask)
+        solutions = [_row_softmax(angles, e) for e, _ in transport.grid]
     else:
-        solutions = solve(cost / unit, transport.grid, kind=transport.kind, cap=transport.cap)
+        solutions = solve(_masked(cost / unit, mask), transport.grid, kind=transport.kind, cap=transport.cap)
     couplings = []
     for (epsilon, beta), s in zip(transport.grid, solutions, strict=True):
         couplings.append(
@@ -146,6 +147,17 @@ def couple(signatures: Signatures, transport: Transport) -> list[Coupling]:
             )
         )
     return couplings
+
+
+def _masked(cost: Float[ndarray, "m n"], mask: Bool[ndarray, "m n"] | None) -> Float[ndarray, "m n"]:
+    """Infinite cost where a match is forbidden; every site and every variable must keep one that is allowed."""
+    if mask is None:
+        return cost
+    if not mask.any(axis=0).all() or not mask.any(axis=1).all():
+        raise PlotError(
+            "A masked coupling needs an allowed site for every variable and an allowed variable for every site."
+        )
+    return np.where(mask, cost, np.inf)
 
 
 def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[ndarray, "m n"], kind: str) -> Coupling:
@@ -217,8 +229,13 @@ def solve(
 ) -> list[Solution]:
     """Solve the module's problem for every (ε, β) of the grid, uniform marginals by default."""
     cost = np.asarray(cost, dtype=np.float64)
-    if cost.ndim != 2 or not cost.size or not np.isfinite(cost).all():
-        raise PlotError(f"Costs must be a finite m x n matrix; found shape {cost.shape}.")
+    if cost.ndim != 2 or not cost.size or np.isnan(cost).any() or (cost == -np.inf).any():
+        raise PlotError(
+            f"Costs must be an m x n matrix of numbers (infinite where forbidden); found shape {cost.shape}."
+        )
+    allowed = np.isfinite(cost)
+    if not allowed.any(axis=0).all() or not allowed.any(axis=1).all():
+        raise PlotError("Every row and every column of the costs needs a finite entry.")
     if kind not in KINDS or kind == "cosine":
         unknown("transport problem", kind, [k for k in KINDS if k != "cosine"])
     if not grid or not all(0 < e < math.inf and b > 0 for e, b in grid):
@@ -231,10 +248,10 @@ def solve(
     rows = beta if kind == "uot" else np.full_like(beta, math.inf)
     costs = np.broadcast_to(cost, (len(grid), m, n))
     if cap is not None:
-        costs = np.minimum(costs, cap * epsilon[:, None, None])
+        costs = np.where(allowed, np.minimum(costs, cap * epsilon[:, None, None]), np.inf)
     problem = _Dual(costs, np.log(a), np.log(b), rows, beta)
     f, taken = np.zeros((len(grid), m)), 0
-    widest = max(float(np.ptp(cost)), float(epsilon.max()))
+    widest = max(float(np.ptp(cost[allowed])), float(epsilon.max()))
     levels = max(0, math.ceil(math.log(widest / epsilon.min(), 4)))
     for level in range(levels + 1):
         at = np.maximum(epsilon, widest / 4.0**level) if level < levels else epsilon

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from plot_ot.edits import EditBatch
+from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored, within_places
 from plot_ot.stages.das import DasSpec, Rotation, train_rotations
+from plot_ot.subjects import Place
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,52 @@ class Calibrate:
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
                 found[v] = calibrate(problem.calibration, options, v, search, problem.look)
         return replace(state, calibrations=found, handles={v: c.handle for v, c in found.items()})
+
+
+@dataclass(frozen=True)
+class SelectPlaces:
+    """From couplings over whole places to the places worth zooming into, with their full patches as handles.
+
+    Each coupling proposes its `shortlist` places of highest mass; each proposed place is tried as a full patch on
+    calibration, and the best `keep` stay open. With one coupling and a shortlist of one there is nothing to try.
+    """
+
+    shortlist: int = 1
+    keep: int = 1
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        places, handles = {}, {}
+        for v in problem.variables:
+            proposed = self._proposed(state, v)
+            with problem.clock.part("calibration"):
+                weights = pair_weights(problem.calibration, v, problem.score)
+                scores = {
+                    p: float(scored(problem.calibration, _patch(p), v, weights, problem.look)[0]) for p in proposed
+                }
+            ranked = sorted(proposed, key=lambda p: -round(scores[p], 9))  # equal scores keep the order of mass
+            places[v] = tuple(ranked[: self.keep])
+            chosen = {
+                "support": ranked[0].name,
+                "proposed": [p.name for p in proposed],
+                "calibration_score": scores[ranked[0]],
+                "by_support": {p.name: scores[p] for p in proposed},
+            }
+            handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, chosen)
+        return replace(state, places=places, handles=handles)
+
+    def _proposed(self, state: State, variable: str) -> list[Place]:
+        found: dict[str, Place] = {}
+        for c in state.candidates.get(variable, ()):
+            for j in c.coupling.ranking(variable)[: self.shortlist]:
+                place = c.family.sites[j].place
+                found.setdefault(place.name, place)
+        if not found:
+            raise PlotError(f"There is no coupling to select places for '{variable}' from; put a localization before.")
+        return list(found.values())
+
+
+def _patch(place: Place) -> list[EditBatch]:
+    return [EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))]
 
 
 @dataclass(frozen=True)

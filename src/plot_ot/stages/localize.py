@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
+from plot_ot.errors import unknown
 from plot_ot.signatures import SignatureSpec, signatures
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.base import Problem, State
@@ -17,31 +18,48 @@ from plot_ot.stages.calibrate import Candidate, pair_weights, scored
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport, couple, from_scores
 
+COUPLINGS = ("all", "place", "masked")
+
 
 @dataclass(frozen=True)
 class Localize:
-    """Fit one coupling over the menu at all open places, or one per place, for every (ε, β) of the grid."""
+    """Fit couplings over the menus at the places still open, for every (ε, β) of the grid.
 
-    menu: Menu = neurons
+    `coupling` says what is coupled together: `all` open places; one `place` at a time (the paper's later stages); or
+    `masked`, all places at once with each variable shut out of the places that are not open to it.
+    """
+
+    menus: tuple[Menu, ...] = (neurons,)
     transport: Transport = field(default_factory=Transport)
     spec: SignatureSpec = field(default_factory=SignatureSpec)
-    per_place: bool = False
+    coupling: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.coupling not in COUPLINGS:
+            unknown("coupling", self.coupling, COUPLINGS)
 
     def __call__(self, problem: Problem, state: State) -> State:
         measured = []
         candidates: dict[str, tuple[Candidate, ...]] = dict.fromkeys(problem.variables, ())
-        for places in _groups(problem, state, self.per_place):
-            family = self.menu(problem.fit, places)
-            with problem.clock.part("signatures"):
-                found = signatures(problem.fit, family, problem.look, self.spec, problem.variables)
-            measured.append(found)
-            with problem.clock.part("transport"):
-                couplings = couple(found, self.transport)
-            label = places[0].name if self.per_place else "all"
-            for v in problem.variables:
-                if set(places) & set(state.places[v]):
-                    candidates[v] += tuple(Candidate(family, c, label) for c in couplings)
+        for places in _groups(problem, state, self.coupling == "place"):
+            for menu in self.menus:
+                with problem.clock.part("signatures"):
+                    family = menu(problem.fit, places)
+                    found = signatures(problem.fit, family, problem.look, self.spec, problem.variables)
+                measured.append(found)
+                with problem.clock.part("transport"):
+                    couplings = couple(found, self.transport, self._mask(problem, state, family))
+                label = places[0].name if len(places) == 1 else "all"
+                for v in problem.variables:
+                    if set(places) & set(state.places[v]):
+                        candidates[v] += tuple(Candidate(family, c, label) for c in couplings)
         return replace(state, signatures=tuple(measured), candidates=candidates)
+
+    def _mask(self, problem: Problem, state: State, family: SiteFamily) -> Bool[ndarray, "m n"] | None:
+        """Which variables may be matched with which sites."""
+        if self.coupling != "masked":
+            return None
+        return np.array([[s.place in state.places[v] for s in family.sites] for v in problem.variables])
 
 
 @dataclass(frozen=True)

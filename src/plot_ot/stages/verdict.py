@@ -68,7 +68,8 @@ class Bootstrap:
         values = right.double().numpy()
         if balanced:
             mean, drawn = self.balanced(values)
-            return _accuracy(mean, drawn, len(values), int(self.bases.min()))
+            # what was never seen could at worst hide in the smallest family, which has one share in the mean
+            return _accuracy(mean, drawn, len(values), int(self.bases.min()) * len(self.families))
         _, draws = self._resample(values)
         drawn = draws.sum(axis=1) / self.sizes.sum(axis=1)
         return _accuracy(float(values.mean()), drawn, len(values), self.shape[0])

@@ -1,11 +1,14 @@
 """Networks that can be recorded once and resumed at an edit."""
 
 from plot_ot.subjects.base import BankRecording, Place, Recording, Store, Subject, record, record_pairs
+from plot_ot.subjects.gru import GRUNet, GRUSubject
 from plot_ot.subjects.mlp import MLPSubject
 from plot_ot.subjects.module import ModuleSubject
 
 __all__ = [
     "BankRecording",
+    "GRUNet",
+    "GRUSubject",
     "MLPSubject",
     "ModuleSubject",
     "Place",

@@ -235,6 +235,8 @@ def read_backbone(path: Path, adder: Adder) -> Backbone:
         found = Adder(int(header["bits"]), int(header["width"]), str(header["recipe"]))
         if found != adder:
             raise PlotError(f"The checkpoint {path} holds a {found}; wanted is a {adder}. Delete or rename it.")
+        if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in net.state_dict().items()}:
+            raise ValueError("its tensors are not those of such a network")
         net.load_state_dict(tensors)
         backbone = Backbone(adder, int(header["seed"]), net.requires_grad_(False), int(header["epochs"]))
     except FileNotFoundError:

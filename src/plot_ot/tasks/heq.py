@@ -324,6 +324,6 @@ class HierarchicalEquality(Task):
         return Prepared(self.name, "mlp-3x16", seed, subject, splits, readout("softmax"), score, notes)
 
     def outline(self, seed: int) -> Outline:
-        untrained = Backbone(seed, build_net(), torch.zeros(ENTITIES, EMBEDDING), 0, (0.0,) * 4)
+        untrained = Backbone(seed, build_net(), torch.rand(ENTITIES, EMBEDDING), 0, (0.0,) * 4)
         splits, _ = draw_splits(untrained, self.sampler, size=self.size, filtered=False)
         return Outline(untrained.subject(), splits, outputs=2)
