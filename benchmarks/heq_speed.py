@@ -54,6 +54,10 @@ THREADS = 1
 LOOK = readout("softmax")
 ROOT = Path(__file__).resolve().parents[1]
 SWEEP = LAYERS * WIDTH * len(VARIABLES)
+EQUAL = 0.002
+"""Best calibration accuracies at most this far behind, for both variables, count as equal."""
+BUDGETS = (5, 10, 15, 20, 30, 50, 100)
+"""Epochs allowed, tried in turn until ours is as accurate as pyvene."""
 PER_LAYER = WIDTH * len(VARIABLES)
 
 
@@ -208,7 +212,7 @@ def measure_plot(task: Task, plan: Plan) -> dict[str, Any]:
     run, ours = found["ours"]
     competent_run, competent = found["loop"]
     careless = found["careless"][1] | {"handles_run": found["careless"][0].handles_run, "handles": plan.handles}
-    bound = statistics.median(run.gemm()[0] for _ in range(2 * plan.repeats + 1))
+    bound = min(run.gemm()[0] for _ in range(4 * plan.repeats + 1))  # a lower bound: the fastest counts
     with FlopCounterMode(display=False) as counter:
         run.grid()
     surfaces = [float((run.calibrations[v].surface[0] - competent_run.surfaces[v]).abs().max()) for v in VARIABLES]
@@ -354,12 +358,29 @@ def measure_das(task: Task, plan: Plan, share: float) -> dict[str, Any]:
     pyvene = report["pyvene, rotated"]
     for times in report.values():
         _compare(times, pyvene)
+    report |= _as_accurate(fit, calibration, plan, pyvene, shared)
     return {
         "rungs": report,
         "jobs_shared_by_all": len(shared),
         "select_and_test_seconds": chosen[1]["seconds"],
         "test": chosen[0],
     }
+
+
+def _as_accurate(
+    fit: BankRecording, calibration: BankRecording, plan: Plan, pyvene: Mapping[str, Any], shared: set[Job]
+) -> dict[str, dict[str, Any]]:
+    """Our optimiser with the fewest epochs of a short list that reach pyvene's best calibration accuracy."""
+    times: dict[str, Any] = {}
+    for most in BUDGETS:
+        say(f"  DAS: ours, {most} epochs")
+        run = alternate(min(3, plan.repeats), {"ours": lambda most=most: das_ours(fit, DasSpec(most=most), plan.seed)})
+        rows, times = run["ours"]
+        times = times | _accuracy_of(rows, accuracies(calibration, rows), shared) | {"epochs_allowed": most}
+        _compare(times, pyvene)
+        if times["behind_pyvene"] <= EQUAL:
+            break
+    return {"ours, as accurate as pyvene": times}
 
 
 def _pyvene(model: torch.nn.Module, pairs: Pairs, rule: Rule, kind: str) -> Callable[[Job], Trained]:
@@ -480,16 +501,12 @@ def _cpu_name() -> str:
     return next((s.split(":", 1)[1].strip() for s in lines if s.startswith("model name")), platform.processor())
 
 
-EQUAL = 0.01
-"""Best calibration accuracies this close, for both variables, count as equal."""
-
-
 def judge(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The targets, sampler by sampler. A ratio counts by wall or by CPU seconds, whichever is lower: on a busy machine
     wall time punishes whoever happened to run then."""
     found = []
     for sampler, r in results["samplers"].items():
-        names = ("ours, paper's optimiser", "ours, paper's, no clipping", "ours, default")
+        names = ("ours, paper's optimiser", "ours, paper's, no clipping", "ours, as accurate as pyvene")
         paper, same, default = (r["das"]["rungs"][n] for n in names)
         for name, wall, cpu, target, equal in (
             ("PLOT against the hooked loop", r["plot"]["ratio"], r["plot"]["ratio_of_cpu_seconds"], 30, True),
@@ -502,7 +519,7 @@ def judge(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 True,
             ),
             (
-                "DAS, default, against pyvene at equal accuracy",
+                "DAS, own optimiser, against pyvene at equal calibration accuracy",
                 default["times_pyvene"],
                 default["times_pyvene_cpu"],
                 100,
@@ -543,9 +560,9 @@ def plot_section(r: Mapping[str, Any]) -> str:
         f"{loop['handles_run']} (every 7th of the grid, so every K and λ range is met), its calibration column is "
         "extrapolated in proportion. Medians over repeated runs.",
         "",
-        f"Matrix products of the grid alone: {bound['seconds']:.3f} s for {bound['gflop']:.2f} GFLOP (ours runs "
-        f"{bound['gflop_run_by_ours']:.2f}). Our calibration takes {bound['ours_over_bound']:.1f} x this bound, the "
-        f"hooked loop's {bound['loop_over_bound']:.1f} x: with calibration at the bound PLOT would be "
+        f"Matrix products of the grid alone (fastest run): {bound['seconds']:.3f} s for {bound['gflop']:.2f} GFLOP "
+        f"(ours runs {bound['gflop_run_by_ours']:.2f}). Our calibration takes {bound['ours_over_bound']:.1f} x "
+        f"this bound, the hooked loop's {bound['loop_over_bound']:.1f} x: with calibration at the bound PLOT would be "
         f"{bound['highest_ratio_possible']:.1f} x faster than the loop.",
         "",
         f"Same answer: largest difference of a calibration accuracy over the grid "
@@ -660,7 +677,7 @@ def measure(task: Task, plan: Plan, sampler: str) -> dict[str, Any]:
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)  # the first seed whose backbone is accepted
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/plot-ot"), help="where backbones are kept")
     parser.add_argument("--share", type=float, default=1.0, help="of the DAS sweep that pyvene and the hooks run")
     parser.add_argument("--quick", action="store_true", help="a smoke test: less than half a minute")
@@ -672,7 +689,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 def make_plan(args: argparse.Namespace) -> Plan:
     if args.quick:
         few = tuple(float(x) for x in range(1, 9))
-        return Plan(args.seed, ("balanced",), {"balanced": 1 / 16}, few, most_epochs=10, repeats=1)
+        return Plan(args.seed, ("balanced",), {"balanced": 1 / 16}, few, most_epochs=5, repeats=1)
     return Plan(args.seed, ("balanced", "uniform"), dict.fromkeys(("balanced", "uniform"), args.share))
 
 

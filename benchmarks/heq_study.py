@@ -109,7 +109,7 @@ def write_page(runs: dict[str, RunDirectory], command: str, page: Path) -> None:
         lines += [
             f"## {sampler.capitalize()} banks",
             "",
-            f"Seeds {seeds[0]}-{seeds[-1]}, mean ± population sd over seeds. Failed seeds: {'; '.join(failed) or 'none'}. "
+            f"Seeds {', '.join(str(s) for s in seeds)}; mean ± population sd. Failed: {'; '.join(failed) or 'none'}. "
             "`full patch` is the whole vector at the places the handle uses; `size` the number of directions.",
             "",
             *accuracy_rows(results),

@@ -153,7 +153,7 @@ def stream(
         if not len(group):
             continue
         here = [e.select(group.to(e.gains.device)) for e in edits[start:]]
-        gathered = [_Gathered(recording, e.place) for e in here]
+        gathered = [Gathered(recording, e.place) for e in here]
         for first in range(0, len(group), variants_at_once):
             chosen = [e.select(slice(first, first + variants_at_once)) for e in here]
             for at in range(0, len(recording), pairs_at_once):
@@ -162,14 +162,20 @@ def stream(
 
 
 def resume_edited(
-    recording: Recording, edits: Sequence[EditBatch], pairs: slice | Tensor = slice(None)
+    recording: Recording,
+    edits: Sequence[EditBatch],
+    pairs: slice | Tensor = slice(None),
+    gathered: Sequence[Gathered] | None = None,
 ) -> Float[Tensor, "variants pairs ..."]:
-    """One batch of responses, all resumed at the first edit's place; gradients flow into frames and gains."""
+    """One batch of responses, all resumed at the first edit's place; gradients flow into frames and gains.
+
+    Who calls it often at the same places passes what it `gathered` there, in forward order.
+    """
     edits = in_forward_order(recording, edits)
-    return _resume(recording, edits, [_Gathered(recording, e.place) for e in edits], pairs)
+    return _resume(recording, edits, gathered or [Gathered(recording, e.place) for e in edits], pairs)
 
 
-class _Gathered:
+class Gathered:
     """A place's base and source activations by pair, gathered once for many batches."""
 
     def __init__(self, recording: Recording, place: Place) -> None:
@@ -178,7 +184,7 @@ class _Gathered:
 
 
 def _resume(
-    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[_Gathered], pairs: slice | Tensor
+    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: slice | Tensor
 ) -> Tensor:
     first, *rest = edits
     edited = first.apply(gathered[0].base[pairs].unsqueeze(0), gathered[0].source[pairs])

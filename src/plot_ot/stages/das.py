@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from plot_ot.edits import EditBatch, Frame, resume_edited
+from plot_ot.edits import EditBatch, Frame, Gathered, resume_edited
 from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
 from plot_ot.subjects import BankRecording, Place
@@ -105,6 +105,7 @@ def _train(
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     make = _Generator if spec.optimiser == "adam" else _Tangent
     rotations = make(start.to(like), gains, spec)
+    gathered = [Gathered(recording, place)]
     active = torch.arange(len(jobs), device=like.device)
     best = torch.full((len(jobs),), math.inf, dtype=torch.float64)
     stale, epochs = torch.zeros(len(jobs), dtype=torch.long), torch.zeros(len(jobs), dtype=torch.long)
@@ -113,7 +114,7 @@ def _train(
         total = torch.zeros(len(active), dtype=torch.float64)
         for pairs in torch.randperm(len(recording), generator=generator).to(like.device).split(spec.batch):
             frame = Frame(place.width, rotations.frames(active), None, "das")
-            outputs = resume_edited(recording, [EditBatch(place, frame, gains[active])], pairs)
+            outputs = resume_edited(recording, [EditBatch(place, frame, gains[active])], pairs, gathered)
             losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
             losses.sum().backward()
             rotations.step(active, epoch / spec.most)
