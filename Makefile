@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup  ## the paper's first study on one seed: table, handles and figures in runs/demo
-	$(BIN)/plot-ot run heq --seeds 1 --sampler balanced --out runs/demo
+	$(BIN)/plot-ot run heq --seeds 1 --first-seed 1 --sampler balanced --out runs/demo
 	@echo "Figures: runs/demo/figures"
 
 test: setup

@@ -419,7 +419,7 @@ def _accuracy_of(rows: Sequence[Row], score: Mapping[Job, float], shared: set[Jo
         "rotation_epochs": sum(r.epochs for r in rows),
         "best_calibration_accuracy": {v: max(by.values()) for v, by in best.items()},
         "best_by_layer": best,
-        "mean_calibration_accuracy_on_shared": statistics.mean(score[j] for j in shared),
+        "mean_calibration_accuracy_on_shared": statistics.mean(score[j] for j in shared) if shared else None,
     }
 
 
@@ -601,7 +601,7 @@ def das_section(r: Mapping[str, Any]) -> str:
                 f"{t['times_pyvene']:.1f}",
                 f"{t['times_pyvene_cpu']:.1f}",
                 *(f"{best[v]:.3f}" for v in VARIABLES),
-                f"{t['mean_calibration_accuracy_on_shared']:.3f}",
+                f"{t['mean_calibration_accuracy_on_shared']:.3f}" if das["jobs_shared_by_all"] else "-",
             ]
         )
         by_layer = [f"{t['best_by_layer'][v][p]:.3f}" for v in VARIABLES for p in t["parts"]]

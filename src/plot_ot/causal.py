@@ -159,6 +159,25 @@ class CausalModel:
             depth[name] = 1 + max((depth[p] for p in mechanism.parents), default=0)
         return depth
 
+    def descendants(self, name: str) -> set[str]:
+        """Every variable that depends on this one, itself not included."""
+        below = {name}
+        for other, mechanism in self.mechanisms.items():  # in causal order
+            if below & set(mechanism.parents):
+                below.add(other)
+        return below - {name}
+
+    def frontier(self, name: str) -> tuple[str, ...]:
+        """What else must be known where this variable is, so that the rest can be computed.
+
+        The variables that do not depend on it and are read by the output or by something that does depend on it: with
+        the inputs still to come, they and the variable determine everything after.
+        """
+        self.require(name)
+        after = self.descendants(name) | {self.output}
+        read = {p for a in after for p in self.parents(a)}
+        return tuple(n for n in self.mechanisms if n in read and n not in after and n != name)
+
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw the causal graph into a PNG, PDF or SVG file, by suffix.
 

@@ -15,7 +15,7 @@ from plot_ot.signatures import Readout, Signatures
 from plot_ot.stages.calibrate import Calibration, Candidate
 from plot_ot.subjects import BankRecording, Place, Subject
 
-PARTS = ("recording", "signatures", "transport", "calibration", "das", "test")
+PARTS = ("recording", "signatures", "transport", "closed_form", "calibration", "das", "test")
 
 
 class Clock:

@@ -15,6 +15,7 @@ from plot_ot.signatures import SignatureSpec, readout
 from plot_ot.sites import Menu, blocks, pca_prefixes, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
+from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, at_random, brute_force
 from plot_ot.study import Prepared
@@ -73,6 +74,11 @@ class BinaryAddition(Task):
                 "plot-pca",
                 "Stage A, then prefixes of principal components (Algorithm 3)",
                 (*stage_a, zoom(pca_prefixes()), Calibrate(search)),
+            ),
+            Method(
+                "plot-closed-form",
+                "Stage A, then oblique maps in closed form, no training (ours)",
+                (*stage_a, ClosedForm()),
             ),
             Method("plot-das", "Stage A, then DAS inside the timestep (Algorithm 4)", (*stage_a, das), kind="das"),
             Method("das", "full DAS: every timestep, every size (Algorithm 5)", (das,), kind="das"),

@@ -1,0 +1,198 @@
+"""Handles without gradients: oblique frames in closed form, from recorded states and the causal model's own values.
+
+Write z for a variable's value, f for its frontier's (`CausalModel.frontier`), and μ(z, f) for the mean recorded state
+of the inputs with these values. If the state at a place is a noisy code of (z, f), the swap z_b -> z_s moves its mean
+by μ(z_s, f_b) - μ(z_b, f_b). The **barycentric map** is the linear map of a_s - a_b that comes closest,
+
+    M = argmin_M  Σ_pairs | M (a_s - a_b) - (μ(z_s, f_b) - μ(z_b, f_b)) |²  +  ρ |M|²,
+
+a ridge regression. Its singular vectors are an oblique frame, M = W Rᵀ; its leading one is the **discriminant**, of
+rank one. **Contrastive** directions are those along which pairs that change z differ most beyond pairs that do not.
+
+What this uses beyond output effects: the values of z and f for the fit inputs. It never looks at the network's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from plot_ot.edits import EditBatch, Frame
+from plot_ot.errors import PlotError
+from plot_ot.handles import handle_from_edits
+from plot_ot.stages.base import Problem, State
+from plot_ot.stages.calibrate import pair_weights, scored
+from plot_ot.subjects import BankRecording, Place
+
+RULES = ("alone", "siblings", "frontier")
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Closed-form handles at the places open to each variable; calibration picks the place, the rule and the form."""
+
+    ridges: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    """ρ, in units of the mean variance of a_s - a_b."""
+    sizes: tuple[int, ...] = (1, 2, 4)
+    """Dimensions of contrastive subspaces."""
+    strengths: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0)
+    """λ: a mean shift may stop short of a decision that the network makes late."""
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        handles = {}
+        for v in problem.variables:
+            with problem.clock.part("closed_form"):
+                candidates = [c for p in state.places[v] for c in self.candidates(problem.fit, p, v)]
+            with problem.clock.part("calibration"):
+                weights = pair_weights(problem.calibration, v, problem.score)
+                scores = torch.stack(
+                    [scored(problem.calibration, c.edits(self.strengths), v, weights, problem.look) for c in candidates]
+                )
+            at, k = min(
+                (scores >= scores.max() - 1e-9).nonzero().tolist(),
+                key=lambda t: (candidates[t[0]].frame.rank, self.strengths[t[1]], t[0]),
+            )
+            best, reached = candidates[at], scores.max(dim=1).values.tolist()
+            chosen = {
+                "support": best.place.name,
+                "form": best.form,
+                "rule": best.rule,
+                "strength": self.strengths[k],
+                "calibration_score": float(scores[at, k]),
+                "by_form": _best_by([c.form.split()[0] for c in candidates], reached),
+                "by_support": _best_by([c.place.name for c in candidates], reached),
+            }
+            handles[v] = handle_from_edits(v, best.edits(self.strengths), k, problem.subject, chosen)
+        return replace(state, handles=handles)
+
+    def candidates(self, fit: BankRecording, place: Place, variable: str) -> list[Candidate]:
+        """Every closed form at a place, by rule for the cells."""
+        base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
+        difference = source - base
+        found = [
+            Candidate(place, f"contrastive {k}", "alone", frame)
+            for k, frame in contrastive(difference, fit.bank.changed[variable], self.sizes)
+        ]
+        seen: list[tuple[str, ...]] = []
+        for rule in RULES:
+            others = cell_variables(fit, variable, rule)
+            if others in seen:  # the same cells under another name
+                continue
+            seen.append(others)
+            shift = cell_shift(fit, place, variable, others)
+            if shift is None:
+                continue
+            known, delta = shift
+            for ridge in self.ridges:
+                frame = barycentric(difference[known], delta, ridge)
+                if frame is not None:
+                    found.append(Candidate(place, f"barycentric {ridge:g}", rule, frame))
+                    found.append(Candidate(place, f"discriminant {ridge:g}", rule, leading(frame)))
+        return found
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One closed form."""
+
+    place: Place
+    form: str
+    rule: str
+    frame: Frame
+
+    def edits(self, strengths: Sequence[float]) -> list[EditBatch]:
+        """One variant per strength, the same for all directions."""
+        gains = torch.tensor(strengths).unsqueeze(1).expand(-1, self.frame.rank)
+        return [EditBatch(self.place, self.frame, gains)]
+
+
+def cell_variables(fit: BankRecording, variable: str, rule: str) -> tuple[str, ...]:
+    """Which other variables define the cells: none; the frontier's members that share a parent; the whole frontier."""
+    causal = fit.bank.causal
+    if rule == "alone":
+        return ()
+    frontier = causal.frontier(variable)
+    if rule == "frontier":
+        return frontier
+    return tuple(f for f in frontier if set(causal.parents(f)) & set(causal.parents(variable)))
+
+
+def cell_shift(
+    fit: BankRecording, place: Place, variable: str, others: Sequence[str]
+) -> tuple[Int[Tensor, " known"], Float[Tensor, "known d"]] | None:
+    """μ(z_s, f_b) - μ(z_b, f_b) for the pairs whose two cells both occur among the fit inputs."""
+    causal = fit.bank.causal
+    at_base, at_source = causal.run(fit.bank.base), causal.run(fit.bank.source)
+    frontier = [at_base[o] for o in others]
+    rows = {
+        "base": torch.stack([_code(at_base[variable]), *map(_code, frontier)], dim=1),
+        "source": torch.stack([_code(at_source[variable]), *(_code(at_source[o]) for o in others)], dim=1),
+        "swapped": torch.stack([_code(at_source[variable]), *map(_code, frontier)], dim=1),
+    }
+    _, cell = torch.unique(torch.cat(list(rows.values())), dim=0, return_inverse=True)
+    base, source, swapped = cell.split(len(fit))
+    inputs = torch.cat([fit.base_rows, fit.source_rows]).cpu()
+    of_input = torch.zeros(int(inputs.max()) + 1, dtype=torch.long).index_put((inputs,), torch.cat([base, source]))
+    distinct = inputs.unique()
+    states = fit.store.activations[place.name].double().cpu()[distinct]
+    cells = int(cell.max()) + 1
+    count = torch.zeros(cells, dtype=torch.float64).index_add(0, of_input[distinct], torch.ones(len(distinct)).double())
+    mean = torch.zeros(cells, states.shape[1], dtype=torch.float64).index_add(0, of_input[distinct], states)
+    mean = mean / count.clamp(min=1)[:, None]
+    known = (count[swapped] > 0).nonzero().squeeze(1)
+    if not len(known):
+        return None
+    return known, mean[swapped[known]] - mean[base[known]]
+
+
+def _code(values: Tensor) -> Int[Tensor, " rows"]:
+    """Any batched values as one integer per row."""
+    return torch.unique(values.flatten(1) if values.ndim > 1 else values, dim=0, return_inverse=True)[1]
+
+
+def barycentric(difference: Float[Tensor, "pairs d"], shift: Float[Tensor, "pairs d"], ridge: float) -> Frame | None:
+    """The ridge regression of the shift on the difference, as the oblique frame of its singular vectors."""
+    d = difference.shape[1]
+    gram = difference.T @ difference
+    scale = float(gram.diagonal().mean())
+    if not scale > 0:
+        raise PlotError("Base and source states are all equal at this place: there is nothing to regress on.")
+    m = torch.linalg.solve(gram + ridge * scale * torch.eye(d, dtype=gram.dtype), difference.T @ shift).T
+    u, s, vt = torch.linalg.svd(m)
+    rank = int((s > 1e-3 * s[0]).sum())
+    if not s[0] > 0:
+        return None
+    return _oblique(vt[:rank].T, u[:, :rank] * s[:rank], "barycentric")
+
+
+def leading(frame: Frame) -> Frame:
+    """The strongest single direction of an oblique frame."""
+    assert frame.read is not None and frame.write is not None  # noqa: S101, PT018
+    return _oblique(frame.read[:, :1], frame.write[:, :1], "discriminant")
+
+
+def contrastive(difference: Float[Tensor, "pairs d"], changed: Tensor, sizes: Sequence[int]) -> list[tuple[int, Frame]]:
+    """Leading directions of E[δδᵀ | z changes] - E[δδᵀ | z stays], for several sizes."""
+    moved, kept = difference[changed], difference[~changed]
+    if not len(moved) or not len(kept):
+        return []
+    contrast = moved.T @ moved / len(moved) - kept.T @ kept / len(kept)
+    _, vectors = torch.linalg.eigh(contrast)
+    basis = vectors.flip(1).to(torch.get_default_dtype())
+    return [(k, Frame.orthonormal(basis[:, :k].contiguous(), "contrastive")) for k in sizes if k < basis.shape[0]]
+
+
+def _oblique(read: Tensor, write: Tensor, kind: str) -> Frame:
+    dtype = torch.get_default_dtype()
+    return Frame.oblique(read.to(dtype).contiguous(), write.to(dtype).contiguous(), kind)
+
+
+def _best_by(names: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for name, score in zip(names, scores, strict=True):
+        best[name] = max(score, best.get(name, 0.0))
+    return best
