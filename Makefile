@@ -40,7 +40,7 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nets import planted_plane
+from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout
@@ -20,6 +21,7 @@ from plot_ot.subjects import BankRecording, record
 LOOK = readout("softmax")
 QUICK = DasSpec(batch=60, most=4, least=1)
 optimisers = pytest.mark.parametrize("optimiser", OPTIMISERS)
+rotating = pytest.mark.parametrize("optimiser", [o for o in OPTIMISERS if o != "oblique"])
 
 
 def train(
@@ -81,7 +83,7 @@ def test_too_few_dimensions_do_not_carry_the_variable(fit):
     assert not correct(fit, swap(line, fit), LOOK).all()
 
 
-@optimisers
+@rotating
 def test_frames_are_orthonormal_and_jobs_are_all_there(fit, optimiser):
     spec = replace(QUICK, optimiser=optimiser, restarts=2, rate=0.3)
     rotations = train(fit, spec, dimensions=(1, 3, 7), variables=("q", "p"))
@@ -188,3 +190,19 @@ def test_riemannian_steps_of_any_rate_stay_on_the_manifold(fit, rate):
     [found] = train(fit, replace(QUICK, rate=rate))
     assert off_orthonormal(found) < 1e-5
     assert math.isfinite(found.loss)
+
+
+def test_oblique_frames_read_and_write_along_different_directions_and_train_all_dimensions(fit):
+    spec = DasSpec("oblique", rate=0.02, batch=60, most=30)
+    few, whole = sorted(train(fit, spec, dimensions=(2, 8)), key=lambda r: r.dimension)
+    assert not torch.allclose(few.frame.read, few.frame.write)
+    assert whole.epochs > 0
+    assert whole.frame.read.shape == (8, 8)
+
+
+def test_a_start_is_where_training_begins(fit):
+    given = torch.linalg.qr(torch.randn(8, 2, generator=torch.Generator().manual_seed(5)))[0]
+    still = DasSpec(rate=1e-9, batch=60, most=1)
+    for frame in (Frame.orthonormal(given), Frame.oblique(torch.randn(8, 2), 3 * given)):
+        [r] = train_rotations(fit, fit.subject.places[0], ["p"], [2], LOOK, still, torch.Generator(), {"p": frame})
+        assert overlap(r.frame.read, given) > 0.9999

@@ -78,7 +78,8 @@ def accuracy_table(results: Json, width: int = 120) -> Table:
 
 def runtime_table(results: Json) -> Table:
     """Seconds per part, each method charged what it would cost alone and cold."""
-    parts = list(results["runtimes"][0]["parts"]) if results["runtimes"] else []
+    every = dict.fromkeys(p for t in results["runtimes"] for p in t["parts"])
+    parts = [p for p in every if any(t["parts"].get(p) for t in results["runtimes"])]
     table = plain_table("Seconds per part (mean over seeds)")
     table.add_column("method", style="bold", no_wrap=True)
     for part in [*parts, "total"]:
@@ -86,7 +87,7 @@ def runtime_table(results: Json) -> Table:
     for method in methods_in(results):
         rows = [t for t in results["runtimes"] if t["method"] == method]
         if rows:
-            cells = [f"{fmean(t['parts'][p] for t in rows):.3f}" for p in parts]
+            cells = [f"{fmean(t['parts'].get(p, 0.0) for t in rows):.3f}" for p in parts]
             table.add_row(method, *cells, f"{fmean(t['seconds'] for t in rows):.3f}")
     return table
 

@@ -92,6 +92,8 @@ class TrainDas:
     dimensions: tuple[int, ...] | None = None
     """Subspace sizes; None is every size up to the place's width."""
     spec: DasSpec = field(default_factory=DasSpec)
+    from_handles: bool = False
+    """Start at the directions of the handles found so far, where they are at the same place."""
 
     def __call__(self, problem: Problem, state: State) -> State:
         rotations: list[Rotation] = []
@@ -101,13 +103,19 @@ class TrainDas:
                 wanted = self.dimensions or range(1, place.width + 1)
                 sizes = sorted({k for k in wanted if k <= place.width})
                 if variables:
-                    generator = problem.generator(n)
+                    starts = self._starts(state, place)
                     rotations += train_rotations(
-                        problem.fit, place, variables, sizes, problem.look, self.spec, generator
+                        problem.fit, place, variables, sizes, problem.look, self.spec, problem.generator(n), starts
                     )
         with problem.clock.part("calibration"):
             handles = {v: best_rotation(problem, [r for r in rotations if r.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
+
+    def _starts(self, state: State, place: Place) -> dict[str, Frame]:
+        handles = state.handles if self.from_handles else {}
+        return {
+            v: e.frame for v, h in handles.items() for e in h.edits if e.place == place and e.frame.read is not None
+        }
 
 
 def best_rotation(problem: Problem, rotations: Sequence[Rotation]) -> Handle:

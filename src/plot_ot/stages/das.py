@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
 from plot_ot.subjects import BankRecording, Place
 
-OPTIMISERS = ("riemannian", "adam")
+OPTIMISERS = ("riemannian", "adam", "oblique")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class DasSpec:
 
     `riemannian` (ours): Adam on the tangent space of orthonormal frames with a polar retraction and a decaying step.
     `adam` (the paper's): Adam on a skew-symmetric generator, Q = Q₀ exp(A), batches in random order.
+    `oblique`: Adam on R and W apart, so that a handle may write along other directions than it reads.
     A rotation stops after `patience` epochs without a relative improvement of its loss by `improvement`.
     """
 
@@ -68,25 +70,28 @@ def train_rotations(
     look: Readout,
     spec: DasSpec,
     generator: torch.Generator,
+    starts: Mapping[str, Frame] | None = None,
 ) -> list[Rotation]:
     """Rotations for every variable x dimension x restart at one place, each with its own loss, clipping and stop.
 
-    k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained.
+    k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained (an oblique one is).
+    A variable's first restart begins with the directions of its frame in `starts`, if it has one; others at random.
     """
     for v in variables:
         recording.bank.require(v)
     for k in dimensions:
         if not 1 <= k <= place.width:
             raise PlotError(f"A subspace of {k} dimensions does not fit {place.name} of width {place.width}.")
-    jobs = [(v, k, r) for v in variables for k in dimensions if k < place.width for r in range(spec.restarts)]
+    whole = () if spec.optimiser == "oblique" else (place.width,)
+    jobs = [(v, k, r) for v in variables for k in dimensions if k not in whole for r in range(spec.restarts)]
     done = [
         Rotation(place, v, Frame.identity(place.width), k, 0, math.nan, 0)
         for v in variables
         for k in dimensions
-        if k == place.width
+        if k in whole
     ]
     if jobs:
-        done += _train(recording, place, jobs, look, spec, generator)
+        done += _train(recording, place, jobs, look, spec, generator, starts or {})
     return done
 
 
@@ -97,14 +102,20 @@ def _train(
     look: Readout,
     spec: DasSpec,
     generator: torch.Generator,
+    starts: Mapping[str, Frame],
 ) -> list[Rotation]:
     like = recording.store.activations[place.name]
     widest = max(k for _, k, _ in jobs)
-    start = torch.linalg.qr(torch.randn(len(jobs), place.width, place.width, generator=generator))[0]
+    drawn = torch.randn(len(jobs), place.width, place.width, generator=generator)
+    for j, (v, _, restart) in enumerate(jobs):
+        if v in starts and not restart:
+            given = starts[v].lift(torch.eye(starts[v].rank)).mT  # the directions the frame writes along
+            drawn[j, :, : given.shape[1]] = given / given.norm(dim=0).clamp(min=1e-12)
+    start = torch.linalg.qr(drawn)[0]
     gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
-    make = _Generator if spec.optimiser == "adam" else _Tangent
-    rotations = make(start.to(like), gains, spec)
+    kinds: dict[str, Callable[..., _Frames]] = {"adam": _Generator, "oblique": _Oblique, "riemannian": _Tangent}
+    rotations = kinds[spec.optimiser](start.to(like), gains, spec)
     gathered = [Gathered(recording, place)]
     active = torch.arange(len(jobs), device=like.device)
     best = torch.full((len(jobs),), math.inf, dtype=torch.float64)
@@ -113,8 +124,8 @@ def _train(
     for epoch in range(1, spec.most + 1):
         total = torch.zeros(len(active), dtype=torch.float64)
         for pairs in torch.randperm(len(recording), generator=generator).to(like.device).split(spec.batch):
-            frame = Frame(place.width, rotations.frames(active), None, "das")
-            outputs = resume_edited(recording, [EditBatch(place, frame, gains[active])], pairs, gathered)
+            batch = [EditBatch(place, rotations.frames(active), gains[active])]
+            outputs = resume_edited(recording, batch, pairs, gathered)
             losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
             losses.sum().backward()
             rotations.step(active, epoch / spec.most)
@@ -130,17 +141,8 @@ def _train(
         active = active[going.to(active.device)]
         if not len(active):
             break
-    frames = rotations.orthonormal()
     return [
-        Rotation(
-            place,
-            v,
-            Frame.orthonormal(frames[j, :, :k].contiguous(), "das"),
-            k,
-            r,
-            float(final[j]),
-            int(epochs[j]),
-        )
+        Rotation(place, v, rotations.finished(j, k), k, r, float(final[j]), int(epochs[j]))
         for j, (v, k, r) in enumerate(jobs)
     ]
 
@@ -175,6 +177,19 @@ class _Adam:
         return (first / (1 - 0.9**t)) / ((second / (1 - decay**t)).sqrt() + 1e-8)
 
 
+class _Frames(Protocol):
+    """A batch of frames being trained, one per job."""
+
+    def frames(self, active: Tensor) -> Frame:
+        """The frames of the jobs still going, ready for a backward pass."""
+
+    def step(self, active: Tensor, progress: float) -> None:
+        """Move them along their gradients; `progress` runs from 0 to 1."""
+
+    def finished(self, job: int, k: int) -> Frame:
+        """A job's first k directions, checked."""
+
+
 class _Tangent:
     """Frames on the Stiefel manifold: step along the tangent space, retract to the nearest orthonormal frame."""
 
@@ -186,9 +201,9 @@ class _Tangent:
         self.adam = _Adam(self.q, spec.clip)
         self.leaf = self.q
 
-    def frames(self, active: Tensor) -> Tensor:
+    def frames(self, active: Tensor) -> Frame:
         self.leaf = self.q[active].requires_grad_()
-        return self.leaf
+        return Frame(self.q.shape[1], self.leaf, None, "das")
 
     @torch.no_grad()
     def step(self, active: Tensor, progress: float) -> None:
@@ -200,8 +215,35 @@ class _Tangent:
         length = step.flatten(1).norm(dim=1).clamp(min=1e-12)  # the retraction converges for steps shorter than √2
         self.q[active] = _polar(q - step * (1 / length).clamp(max=1.0)[:, None, None])
 
-    def orthonormal(self) -> Tensor:
-        return torch.linalg.qr(self.q)[0]
+    def finished(self, job: int, k: int) -> Frame:
+        return Frame.orthonormal(torch.linalg.qr(self.q[job, :, :k])[0].contiguous(), "das")
+
+
+class _Oblique:
+    """R and W trained apart, both started at the same orthonormal directions."""
+
+    def __init__(self, start: Float[Tensor, "jobs d d"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
+        self.spec, self.used = spec, used[:, None]
+        self.both = (start[:, :, : used.shape[1]] * self.used).repeat(1, 2, 1)  # R above W
+        self.adam = _Adam(self.both, spec.clip)
+        self.leaf = self.both
+
+    def frames(self, active: Tensor) -> Frame:
+        self.leaf = self.both[active].requires_grad_()
+        read, write = self.leaf.chunk(2, dim=1)
+        return Frame(read.shape[1], read, write, "das-oblique")
+
+    @torch.no_grad()
+    def step(self, active: Tensor, progress: float) -> None:
+        gradient = self.leaf.grad
+        assert gradient is not None  # noqa: S101
+        rate = self.spec.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        move = self.adam.direction(active, gradient, per_entry=True)
+        self.both[active] -= rate * move * self.used[active]
+
+    def finished(self, job: int, k: int) -> Frame:
+        read, write = self.both[job, :, :k].chunk(2, dim=0)
+        return Frame.oblique(read.contiguous(), write.contiguous(), "das-oblique")
 
 
 class _Generator:
@@ -217,9 +259,9 @@ class _Generator:
         lower = a.tril(-1)
         return start @ torch.linalg.matrix_exp(lower - lower.mT)
 
-    def frames(self, active: Tensor) -> Tensor:
+    def frames(self, active: Tensor) -> Frame:
         self.leaf = self.a[active].requires_grad_()
-        return self._rotate(self.leaf, self.start[active])[:, :, : self.widest]
+        return Frame(self.a.shape[1], self._rotate(self.leaf, self.start[active])[:, :, : self.widest], None, "das")
 
     @torch.no_grad()
     def step(self, active: Tensor, progress: float) -> None:
@@ -228,8 +270,9 @@ class _Generator:
         self.a[active] -= self.spec.rate * self.adam.direction(active, gradient, per_entry=True)
 
     @torch.no_grad()
-    def orthonormal(self) -> Tensor:
-        return torch.linalg.qr(self._rotate(self.a, self.start))[0]
+    def finished(self, job: int, k: int) -> Frame:
+        rotated = self._rotate(self.a[job : job + 1], self.start[job : job + 1])[0]
+        return Frame.orthonormal(torch.linalg.qr(rotated[:, :k])[0].contiguous(), "das")
 
 
 def _tangent(q: Float[Tensor, "jobs d k"], g: Float[Tensor, "jobs d k"]) -> Float[Tensor, "jobs d k"]:

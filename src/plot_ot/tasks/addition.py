@@ -81,7 +81,19 @@ class BinaryAddition(Task):
                 (*stage_a, ClosedForm()),
             ),
             Method("plot-das", "Stage A, then DAS inside the timestep (Algorithm 4)", (*stage_a, das), kind="das"),
+            Method(
+                "plot-closed-form-das",
+                "DAS inside the timestep, started from the closed-form handle (ours)",
+                (*stage_a, ClosedForm(), replace(das, from_handles=True)),
+                kind="das",
+            ),
             Method("das", "full DAS: every timestep, every size (Algorithm 5)", (das,), kind="das"),
+            Method(
+                "das-oblique",
+                "full DAS with reading and writing directions trained apart (ours)",
+                (replace(das, spec=replace(das.spec, optimiser="oblique", rate=0.02)),),
+                kind="das",
+            ),
             Method(
                 "full-vector",
                 "the whole state of the best timestep",
