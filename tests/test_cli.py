@@ -130,3 +130,35 @@ def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "z_WX <- W, X" in printed
     assert "forwards (every distinct input once)" in printed
+
+
+def test_addition_runs_stage_by_stage(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
+    words = ["--recipe", "first-exact", "--seeds", "1", "--first-seed", "1000", "--out", str(tmp_path / "run")]
+    methods = "plot,plot-native,plot-pca,plot-closed-form"
+    assert call(monkeypatch, "run", "addition", *words, "--methods", methods, "--detail") == 0
+    printed = capsys.readouterr().out
+    assert "plot-closed-form" in printed
+    assert "Chosen on calibration" in printed
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    placed = {s["variable"]: s["places"] for s in results["selection"] if s["method"] == "plot"}
+    assert placed == {"C1": ["h0"], "C2": ["h1"], "C3": ["h2"]}
+    assert (tmp_path / "run" / "figures" / "handles.png").exists()
+    assert call(monkeypatch, "explain", "addition", "--bits", "3") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--bits", "40"], "2 to 16 bits; found 40"),
+        (["--width", "0"], "width of at least 1; found 0"),
+        (["--recipe", "quick"], "Unknown training recipe 'quick'"),
+        (["--split", "random"], "Unknown split 'random'"),
+    ],
+    ids=str,
+)
+def test_impossible_adders_are_refused(monkeypatch, tmp_path, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "run", "addition", *words) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

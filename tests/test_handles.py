@@ -241,9 +241,10 @@ class Twin:
     """The same weights as pyvene's MLP and as ours."""
 
     def __init__(self, width: int = 6, layers: int = 3) -> None:
-        self.pv = pytest.importorskip("pyvene")
+        import pyvene
         from pyvene.models.mlp.modelings_mlp import MLPConfig, MLPForClassification
 
+        self.pv = pyvene
         config = MLPConfig(
             h_dim=width, n_layer=layers, activation_function="relu", pdrop=0.0, num_classes=3, squeeze_output=True
         )

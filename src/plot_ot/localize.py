@@ -13,12 +13,12 @@ from plot_ot.banks import Bank, Splits, draw_pairs
 from plot_ot.causal import CausalModel, same
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
-from plot_ot.methods import Method
+from plot_ot.methods import Method, random_sites
 from plot_ot.runs import Json
 from plot_ot.signatures import Readout, readout
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
-from plot_ot.stages.localize import Localize, ScoreSites, at_random
+from plot_ot.stages.localize import Localize
 from plot_ot.study import Prepared, Study
 from plot_ot.subjects import Subject
 from plot_ot.transport import Transport
@@ -92,15 +92,9 @@ def localize(
         strict=True,
     )
     study = Study(Prepared("localize", type(subject).__name__, seed, subject, splits, look))
-    unit, handles = study.run(method, _random_method)
+    unit, handles = study.run(method, lambda draw: random_sites(draw, SEARCH))
     verdicts = {v["variable"]: v for v in unit.get("verdicts", [])}
     return Result(handles, verdicts, unit["records"], unit["runtimes"][0]["seconds"])
-
-
-def _random_method(draw: int) -> Method:
-    search = Search(SEARCH.sizes, SEARCH.strengths)
-    stages = (ScoreSites("random", at_random(draw)), Calibrate(search, supports="place"))
-    return Method(f"random-{draw}", "random sites and weights, same search", stages, kind="baseline")
 
 
 def _answered(subject: Subject, causal: CausalModel, inputs: Tensor, look: Readout) -> Tensor:

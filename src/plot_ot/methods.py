@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from plot_ot.errors import unknown
 from plot_ot.stages.base import Clock, Problem, Stage, State
+from plot_ot.stages.calibrate import Search
+from plot_ot.stages.choose import Calibrate
+from plot_ot.stages.localize import ScoreSites, at_random
 
 
 @dataclass(frozen=True)
@@ -35,3 +38,9 @@ def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]
         if name not in methods:
             unknown("method", name, methods)
     return [m for name, m in methods.items() if names is None or name in names]
+
+
+def random_sites(draw: int, search: Search) -> Method:
+    """The control of every transport method: a random ranking of all neurons, then the same search."""
+    stages = (ScoreSites("random", at_random(draw)), Calibrate(replace(search, ties="smallest"), supports="place"))
+    return Method(f"random-{draw}", "random neurons and weights, same search", stages, kind="baseline")

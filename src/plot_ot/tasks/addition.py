@@ -10,21 +10,21 @@ import torch
 from plot_ot.banks import distinct_rows
 from plot_ot.causal import CausalModel
 from plot_ot.errors import unknown
-from plot_ot.methods import Method
+from plot_ot.methods import Method, random_sites
 from plot_ot.signatures import SignatureSpec, readout
 from plot_ot.sites import Menu, blocks, pca_prefixes, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, at_random, brute_force
+from plot_ot.stages.localize import Localize, ScoreSites, brute_force
 from plot_ot.study import Prepared
 from plot_ot.subjects import GRUNet, GRUSubject
 from plot_ot.tasks import addition_data as data
 from plot_ot.tasks.base import Outline, SeedFailed, Task
 from plot_ot.transport import Transport
 
-STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SEARCH = Search((1, 2, 4), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
 STAGE_A = Transport(epsilon=(0.01, 0.03))
 STAGE_B = Transport(epsilon=(0.003, 0.01, 0.03, 0.1))
 UNIT = SignatureSpec(normalise="unit")
@@ -54,7 +54,6 @@ class BinaryAddition(Task):
         return data.causal_model(self.bits)
 
     def methods(self) -> dict[str, Method]:
-        search = Search((1, 2, 4), STRENGTHS)
         stage_a = (Localize((whole_places,), STAGE_A, UNIT), SelectPlaces())
         sizes = tuple(1 << k for k in range(self.width.bit_length()) if 1 << k <= self.width)
         das = TrainDas(sizes, DasSpec(batch=832))
@@ -68,12 +67,12 @@ class BinaryAddition(Task):
             Method(
                 "plot-native",
                 "Stage A, then neurons and pairs of neurons inside the timestep (Algorithm 2)",
-                (*stage_a, zoom(*neurons_and_pairs), Calibrate(search)),
+                (*stage_a, zoom(*neurons_and_pairs), Calibrate(SEARCH)),
             ),
             Method(
                 "plot-pca",
                 "Stage A, then prefixes of principal components (Algorithm 3)",
-                (*stage_a, zoom(pca_prefixes()), Calibrate(search)),
+                (*stage_a, zoom(pca_prefixes()), Calibrate(SEARCH)),
             ),
             Method(
                 "plot-closed-form",
@@ -106,14 +105,14 @@ class BinaryAddition(Task):
                 (
                     *stage_a,
                     replace(zoom(*neurons_and_pairs), transport=replace(STAGE_B, kind="cosine")),
-                    Calibrate(search),
+                    Calibrate(SEARCH),
                 ),
                 kind="baseline",
             ),
             Method(
                 "brute-force",
                 "every neuron swapped alone on calibration, then the same search",
-                (ScoreSites("brute-force", brute_force), Calibrate(search, supports="place")),
+                (ScoreSites("brute-force", brute_force), Calibrate(SEARCH, supports="place")),
                 kind="baseline",
             ),
             replace(self.random_method(0), name="random"),
@@ -121,8 +120,7 @@ class BinaryAddition(Task):
         return {m.name: m for m in methods}
 
     def random_method(self, draw: int) -> Method:
-        stages = (ScoreSites("random", at_random(draw)), Calibrate(Search((1, 2, 4), STRENGTHS), supports="place"))
-        return Method(f"random-{draw}", "random neurons and weights, same search", stages, kind="baseline")
+        return random_sites(draw, SEARCH)
 
     def prepare(self, seed: int, cache: Path) -> Prepared:
         backbone = data.load_backbone(data.Adder(self.bits, self.width, self.recipe), seed, cache)

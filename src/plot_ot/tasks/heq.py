@@ -17,13 +17,13 @@ from plot_ot.banks import Bank, Splits, distinct_rows, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.localize import layered
-from plot_ot.methods import Method
+from plot_ot.methods import Method, random_sites
 from plot_ot.runs import write_atomically
 from plot_ot.signatures import readout
 from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
-from plot_ot.stages.localize import Localize, ScoreSites, at_random, brute_force
+from plot_ot.stages.localize import Localize, ScoreSites, brute_force
 from plot_ot.study import Prepared
 from plot_ot.subjects import MLPSubject
 from plot_ot.tasks.base import Outline, SeedFailed, Task
@@ -301,8 +301,7 @@ class HierarchicalEquality(Task):
         return {m.name: m for m in methods}
 
     def random_method(self, draw: int) -> Method:
-        stages = (ScoreSites("random", at_random(draw)), Calibrate(self._search(), supports="place"))
-        return Method(f"random-{draw}", "random sites and weights, same search as plot", stages, kind="baseline")
+        return random_sites(draw, self._search())
 
     def epsilon_sweep(self) -> Mapping[float, Method]:
         def at(epsilon: float) -> Method:
