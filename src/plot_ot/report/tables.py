@@ -51,7 +51,7 @@ def average_by_seed(results: Json, method: str, field: str = "accuracy") -> dict
 def accuracy_table(results: Json, width: int = 120) -> Table:
     """Mean ± sd over seeds, per bank and on average, with controls and seconds; fewer spreads where space is short."""
     seeds = sorted({r["seed"] for r in results["records"]})
-    wide = width >= 118 and len(seeds) > 1
+    wide = len(seeds) > 1 and width >= 50 + 16 * len(banks_in(results))
     table = plain_table(f"Exact counterfactual accuracy, {len(seeds)} seed{'s' if len(seeds) != 1 else ''}")
     table.add_column("method", style="bold", no_wrap=True)
     banks = banks_in(results)
@@ -108,13 +108,19 @@ def verdict_table(results: Json) -> Table:
 
 
 def verdict_sentences(results: Json) -> list[str]:
-    """What the first method's handles of the first seed were found to do, in words."""
-    if not results["verdicts"]:
+    """In words, what the first seed's handles do, of the method that did best on calibration."""
+    judged = dict.fromkeys(v["method"] for v in results["verdicts"])
+    if not judged:
         return []
-    first = results["verdicts"][0]
-    key = (first["method"], first["seed"])
-    said = [v["sentence"] for v in results["verdicts"] if (v["method"], v["seed"]) == key]
-    return [f"{first['method']}, seed {first['seed']}: {sentence}" for sentence in said]
+    first = results["verdicts"][0]["seed"]
+
+    def calibrated(method: str) -> float:
+        mine = [s for s in results["selection"] if (s["method"], s["seed"]) == (method, first)]
+        return round(fmean(s["chosen"].get("calibration_score") or 0.0 for s in mine), 9) if mine else 0.0
+
+    best = max(judged, key=calibrated)
+    said = [v["sentence"] for v in results["verdicts"] if (v["method"], v["seed"]) == (best, first)]
+    return [f"{best}, seed {first}: {sentence}" for sentence in said]
 
 
 def selection_table(results: Json) -> Table:

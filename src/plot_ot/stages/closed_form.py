@@ -127,31 +127,36 @@ def cell_shift(
     """μ(z_s, f_b) - μ(z_b, f_b) for the pairs whose two cells both occur among the fit inputs."""
     causal = fit.bank.causal
     at_base, at_source = causal.run(fit.bank.base), causal.run(fit.bank.source)
-    frontier = [at_base[o] for o in others]
-    rows = {
-        "base": torch.stack([_code(at_base[variable]), *map(_code, frontier)], dim=1),
-        "source": torch.stack([_code(at_source[variable]), *(_code(at_source[o]) for o in others)], dim=1),
-        "swapped": torch.stack([_code(at_source[variable]), *map(_code, frontier)], dim=1),
-    }
-    _, cell = torch.unique(torch.cat(list(rows.values())), dim=0, return_inverse=True)
-    base, source, swapped = cell.split(len(fit))
+    base = _codes([at_base[variable], at_source[variable]])  # equal codes, equal values, on both sides
+    size, total = len(fit), int(base.max()) + 1
+    z_base, z_source = base.split(size)
+    f_base, f_source = torch.zeros_like(z_base), torch.zeros_like(z_source)
+    for other in others:
+        code = _codes([at_base[other], at_source[other]])
+        f_base, f_source = (
+            f * (int(code.max()) + 1) + c for f, c in zip((f_base, f_source), code.split(size), strict=True)
+        )
+    cells = [f * total + z for f, z in ((f_base, z_base), (f_source, z_source), (f_base, z_source))]
+    _, cell = torch.unique(torch.cat(cells), return_inverse=True)
+    of_base, of_source, of_swapped = cell.split(size)
     inputs = torch.cat([fit.base_rows, fit.source_rows]).cpu()
-    of_input = torch.zeros(int(inputs.max()) + 1, dtype=torch.long).index_put((inputs,), torch.cat([base, source]))
+    of_input = torch.zeros(int(inputs.max()) + 1, dtype=torch.long)
+    of_input[inputs] = torch.cat([of_base, of_source])
     distinct = inputs.unique()
     states = fit.store.activations[place.name].double().cpu()[distinct]
-    cells = int(cell.max()) + 1
-    count = torch.zeros(cells, dtype=torch.float64).index_add(0, of_input[distinct], torch.ones(len(distinct)).double())
-    mean = torch.zeros(cells, states.shape[1], dtype=torch.float64).index_add(0, of_input[distinct], states)
+    where, count = of_input[distinct], torch.bincount(of_input[distinct], minlength=int(cell.max()) + 1)
+    mean = torch.zeros(len(count), states.shape[1], dtype=torch.float64).index_add(0, where, states)
     mean = mean / count.clamp(min=1)[:, None]
-    known = (count[swapped] > 0).nonzero().squeeze(1)
+    known = (count[of_swapped] > 0).nonzero().squeeze(1)
     if not len(known):
         return None
-    return known, mean[swapped[known]] - mean[base[known]]
+    return known, mean[of_swapped[known]] - mean[of_base[known]]
 
 
-def _code(values: Tensor) -> Int[Tensor, " rows"]:
-    """Any batched values as one integer per row."""
-    return torch.unique(values.flatten(1) if values.ndim > 1 else values, dim=0, return_inverse=True)[1]
+def _codes(values: Sequence[Tensor]) -> Int[Tensor, " rows"]:
+    """Batched values of any shape, one after the other, as one integer per row."""
+    joint = torch.cat(list(values))
+    return torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
 
 
 def barycentric(difference: Float[Tensor, "pairs d"], shift: Float[Tensor, "pairs d"], ridge: float) -> Frame | None:
