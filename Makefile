@@ -36,7 +36,7 @@ format: setup
 
 bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/heq_study.py
-	$(BIN)/python benchmarks/heq_speed.py
+	$(BIN)/python benchmarks/heq_speed.py --share 0.5
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
