@@ -132,60 +132,45 @@ class Signatures:
 
 
 class _Gram:
-    """Inner products of signatures by family, accumulated over pairs in float64: O(families · m · n) memory.
+    """Inner products of signatures, accumulated over pairs in float64: O(families · m · n) memory besides u itself.
 
-    `stack` sums u·v over pairs; `family_mean` sums effects per family and multiplies at the end.
+    `stack` sums u·v over pairs; `family_mean` averages effects within families and multiplies at the end. Families are
+    kept apart only where they matter.
     """
 
-    def __init__(self, spec: SignatureSpec, m: int, n: int, families: Tensor) -> None:
-        self.spec, self.families = spec, families
-        self.count = int(families.max()) + 1
-        self.sizes = torch.bincount(families, minlength=self.count).double()
-        self.uv = torch.zeros(self.count, m, n, dtype=torch.float64)
-        self.uu = torch.zeros(self.count, m, dtype=torch.float64)
-        self.vv = torch.zeros(self.count, n, dtype=torch.float64)
-        self.noise = 0.0
+    def __init__(self, spec: SignatureSpec, u: Float[Tensor, "m pairs p"], n: int, families: Tensor) -> None:
+        self.means = spec.aggregate == "family_mean"
+        apart = self.means or spec.normalise == "unit_family"
+        member = F.one_hot(families if apart else torch.zeros_like(families)).double()
+        self.sizes = member.sum(dim=0)
+        self.weight = member / self.sizes.clamp(min=1) if self.means else member
         # noise is measured as effects are: summed over pairs, or averaged within families
-        self.weight = torch.ones(len(families)).double() if spec.aggregate == "stack" else 1 / self.sizes[families]
-        self._mean_u: Tensor | None = None
-        self._mean_v: Tensor | None = None
+        self.noise_weight = self.weight.sum(dim=1)
+        self.noise = 0.0
+        self.u = u.double()
+        m, count = len(u), len(self.sizes)
+        self.uv = torch.zeros(count, m, n, dtype=torch.float64)
+        self.vv = torch.zeros(count, n, dtype=torch.float64)
+        self.mean_v = torch.zeros(count, n, u.shape[-1], dtype=torch.float64) if self.means else None
 
-    def add(
-        self,
-        pairs: slice,
-        sites: list[int],
-        u: Float[Tensor, "m t p"],
-        v: Float[Tensor, "k t p"],
-        first: bool,
-    ) -> None:
-        """Effects of all variables and some sites on some pairs; `first` when these pairs' u were not added before."""
-        family = self.families[pairs]
-        if self.spec.aggregate == "family_mean":
-            return self._add_means(family, sites, u, v, first)
-        for f in family.unique().tolist():
-            here = family == f
-            uf, vf = u[:, here].flatten(1).double(), v[:, here].flatten(1).double()
-            self.uv[f][:, sites] += uf @ vf.T
-            self.vv[f][sites] += (vf * vf).sum(dim=1)
-            if first:
-                self.uu[f] += (uf * uf).sum(dim=1)
-        return None
-
-    def _add_means(self, family: Tensor, sites: list[int], u: Tensor, v: Tensor, first: bool) -> None:
-        if self._mean_u is None or self._mean_v is None:
-            self._mean_u = torch.zeros(self.count, self.uu.shape[1], u.shape[-1], dtype=torch.float64)
-            self._mean_v = torch.zeros(self.count, self.vv.shape[1], u.shape[-1], dtype=torch.float64)
-        weight = F.one_hot(family, self.count).double() / self.sizes.clamp(min=1)
-        self._mean_v[:, sites] += torch.einsum("tf,ktp->fkp", weight, v.double())
-        if first:
-            self._mean_u += torch.einsum("tf,mtp->fmp", weight, u.double())
+    def add(self, pairs: slice, sites: list[int], v: Float[Tensor, "k t p"]) -> None:
+        """Effects of some sites on some pairs."""
+        v, weight, u = v.double(), self.weight[pairs], self.u[:, pairs]
+        if self.mean_v is not None:
+            self.mean_v[:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
+        elif len(self.sizes) == 1:
+            self.uv[0][:, sites] += u.flatten(1) @ v.flatten(1).T
+            self.vv[0][sites] += v.square().sum(dim=(1, 2))
+        else:
+            self.uv[:, :, sites] += torch.einsum("mkt,tf->fmk", torch.einsum("mtp,ktp->mkt", u, v), weight)
+            self.vv[:, sites] += torch.einsum("kt,tf->fk", v.square().sum(dim=2), weight)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """(u·v, |u|², |v|²) per family."""
-        if self._mean_u is not None and self._mean_v is not None:
-            u, v = self._mean_u, self._mean_v
-            return u @ v.mT, (u * u).sum(dim=-1), (v * v).sum(dim=-1)
-        return self.uv, self.uu, self.vv
+        if self.mean_v is not None:
+            u, v = torch.einsum("tf,mtp->fmp", self.weight, self.u), self.mean_v
+            return u @ v.mT, u.square().sum(dim=-1), v.square().sum(dim=-1)
+        return self.uv, torch.einsum("mt,tf->fm", self.u.square().sum(dim=2), self.weight), self.vv
 
 
 @torch.no_grad()
@@ -209,9 +194,10 @@ def signatures(
     classes = recording.store.outputs.shape[-1]
     base_features = look.abstract(bank.base_answer, classes)
     effects = torch.stack([look.abstract(bank.labels[v], classes) - base_features for v in names])
-    gram = _Gram(spec, len(names), len(family), bank.family)
+    if spec.centre:
+        effects = effects - effects.mean(dim=-1, keepdim=True)
+    gram = _Gram(spec, effects, len(family), bank.family)
     recorded = look.neural(recording.base_outputs)
-    started: set[int] = set()
     size = recording.subject.responses_per_batch
     for place in family.places:
         sites = family.at(place)
@@ -226,13 +212,12 @@ def signatures(
                 outputs = resume_edited(recording, [EditBatch(place, family.frames[place.name], gains)], pairs)
                 features = look.neural(outputs)
                 _refuse_non_finite(features, place, pairs)
-                u, v = effects[:, pairs], (features[:-1] - features[-1:]).cpu()
+                v = (features[:-1] - features[-1:]).cpu()
                 if spec.centre:
-                    u, v = u - u.mean(dim=-1, keepdim=True), v - v.mean(dim=-1, keepdim=True)
-                gram.add(pairs, sites[k : k + at_once - 1], u, v, first=at not in started)
-                started.add(at)
+                    v = v - v.mean(dim=-1, keepdim=True)
+                gram.add(pairs, sites[k : k + at_once - 1], v)
             squares = (features[-1] - recorded[pairs]).cpu().double().pow(2).flatten(1).sum(dim=1)
-            noise += float((gram.weight[pairs] * squares).sum())
+            noise += float((gram.noise_weight[pairs] * squares).sum())
         gram.noise = max(gram.noise, noise**0.5)
     return _measure(names, family, spec, gram)
 
