@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +31,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(f"plot-ot {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Where in this network does this variable live, and how do I control it?"""
+
+
 run_app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -192,8 +209,8 @@ def library_versions() -> dict[str, str]:
     versions = {"plot_ot": __version__}
     for name in ("torch", "numpy", "safetensors"):
         try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             versions[name] = "unknown"
     return versions
 
