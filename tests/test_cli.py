@@ -61,7 +61,9 @@ def test_a_run_prints_its_tables_and_writes_its_directory(monkeypatch, tmp_path,
     manifest = json.loads((out / "manifest.json").read_text())
     assert {"config", "versions", "machine", "started"} <= set(manifest)
     assert call(monkeypatch, "show", str(out), "--detail") == 0
-    assert "Chosen on calibration" in capsys.readouterr().out
+    detailed = capsys.readouterr().out
+    for words in ("Chosen on calibration", "Handles on other variables' labels", "by cell: 00 1.0000", "fit/test 0"):
+        assert words in detailed
 
 
 def test_an_interrupted_run_continues_and_ends_as_if_it_had_not_been(monkeypatch, tmp_path, capsys):

@@ -77,6 +77,7 @@ def test_banks_have_the_papers_quotas_and_share_no_input(backbone, sampler):
         assert bank.changed[variable].eq(kind == "sensitivity").all()
     assert set(splits.shared_sources.values()) == {0}
     assert set(rates) == {"00", "01", "10", "11"}
+    assert all(r is None or r > 0.99 for r in rates.values())
 
 
 def test_copying_the_source_almost_passes_uniform_banks_and_is_at_chance_on_balanced_ones(backbone):

@@ -231,11 +231,12 @@ def print_run(run: RunDirectory, results: Json, detail: bool = False) -> None:
         tables.runtime_table(results),
         tables.verdict_table(results),
     ]
-    for table in [*shown, *([tables.selection_table(results)] if detail else [])]:
+    more = [tables.selection_table(results), tables.cross_table(results)] if detail else []
+    for table in [*shown, *more]:
         if table.row_count:
             console.print(table)
-    for sentence in tables.verdict_sentences(results):
-        console.print(sentence, highlight=False)
+    for line in [*tables.verdict_sentences(results), *tables.bank_lines(results)]:
+        console.print(escape(line), highlight=False)
     for failure in results["failures"]:
         console.print(f"[yellow]seed {failure['seed']} failed:[/yellow] {escape(failure['reason'])}")
     if detail:

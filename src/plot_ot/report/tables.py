@@ -161,3 +161,36 @@ def power_table(tests: Mapping[tuple[str, str], Bank]) -> Table:
             others = ", ".join(f"{o}: {n}" for o, n in p.against_others.items())
             table.add_row(variable, str(p.pairs), str(p.against_base), str(p.against_source), others)
     return table
+
+
+def cross_table(results: Json) -> Table:
+    """Handle i scored on the labels of variable j, on i's sensitivity pairs: mean over seeds."""
+    labels = list(dict.fromkeys(c["labels"] for c in results["cross"]))
+    table = plain_table("Handles on other variables' labels (sensitivity pairs, mean over seeds)")
+    for column in ("method", "handle", *labels):
+        table.add_column(column, justify="left" if column in ("method", "handle") else "right")
+    for method, handle in dict.fromkeys((c["method"], c["handle"]) for c in results["cross"]):
+        mine = [c for c in results["cross"] if (c["method"], c["handle"]) == (method, handle)]
+        table.add_row(
+            method, handle, *(f"{fmean(c['accuracy'] for c in mine if c['labels'] == j):.3f}" for j in labels)
+        )
+    return table
+
+
+def bank_lines(results: Json) -> list[str]:
+    """What the banks are made of: pass rates, shared inputs, and pairs that tell a handle from copying the source."""
+    lines = []
+    rates = [n["pass_rates"] for n in results["notes"] if n.get("pass_rates")]
+    if rates:
+        cells = {cell: [r[cell] for r in rates if r.get(cell) is not None] for cell in rates[0]}
+        shown = ", ".join(f"{cell} {mean_sd(found, 4)}" for cell, found in cells.items())
+        lines.append(f"Inputs the network answers correctly, by cell: {shown}; only these are paired.")
+    shared = [n["shared_sources"] for n in results["notes"] if n.get("shared_sources")]
+    if shared:
+        most = {pair: max(s[pair] for s in shared) for pair in shared[0]}
+        lines.append("Source inputs shared between splits, at most: " + ", ".join(f"{p} {c}" for p, c in most.items()))
+    powers = [n for n in results["notes"] if n.get("power")]
+    for variable in dict.fromkeys(n["variable"] for n in powers):
+        share = [n["power"]["against_source"] / n["power"]["pairs"] for n in powers if n["variable"] == variable]
+        lines.append(f"{variable}: copying the source is wrong on {mean_sd(share)} of its sensitivity pairs.")
+    return lines

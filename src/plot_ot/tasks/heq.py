@@ -185,7 +185,7 @@ def _read_backbone(path: Path, seed: int) -> Backbone:
 
 def draw_splits(
     backbone: Backbone, sampler: str = "uniform", *, size: int = 1000, filtered: bool = True, strict: bool = True
-) -> tuple[Splits, dict[str, float]]:
+) -> tuple[Splits, dict[str, float | None]]:
     """The paper's banks, from pools of rows the network answers correctly; also the pass rate per cell.
 
     `uniform`: fit `mixed`, calibration `only`, tests `sensitive` and `invariant`. `balanced` draws pools balanced over
@@ -219,7 +219,10 @@ def draw_splits(
         for kind, policy in (("sensitivity", "sensitive"), ("invariance", "invariant")):
             name = f"test/{v}/{kind}"
             test[v, kind] = draw_pairs(causal, held_out, policy, size, generator, variable=v, name=name)
-    rates = {f"{p}{q}": float(passed[2 * p + q] / tried[2 * p + q].clamp(min=1)) for p, q in CELLS}
+    rates = {
+        f"{p}{q}": float(passed[2 * p + q] / tried[2 * p + q]) if tried[2 * p + q] else None  # no such row was drawn
+        for p, q in CELLS
+    }
     return Splits.checked(fit, calibration, test, strict=strict), rates
 
 
