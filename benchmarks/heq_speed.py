@@ -506,8 +506,13 @@ def judge(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     wall time punishes whoever happened to run then."""
     found = []
     for sampler, r in results["samplers"].items():
-        names = ("ours, paper's optimiser", "ours, paper's, no clipping", "ours, as accurate as pyvene")
-        paper, same, default = (r["das"]["rungs"][n] for n in names)
+        names = (
+            "ours, paper's optimiser",
+            "ours, paper's, no clipping",
+            "ours, default",
+            "ours, as accurate as pyvene",
+        )
+        paper, same, default, enough = (r["das"]["rungs"][n] for n in names)
         for name, wall, cpu, target, equal in (
             ("PLOT against the hooked loop", r["plot"]["ratio"], r["plot"]["ratio_of_cpu_seconds"], 30, True),
             ("DAS, paper's optimiser, against pyvene", paper["times_pyvene"], paper["times_pyvene_cpu"], 10, True),
@@ -519,11 +524,18 @@ def judge(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 True,
             ),
             (
-                "DAS, own optimiser, against pyvene at equal calibration accuracy",
+                "DAS, default settings, against pyvene",
                 default["times_pyvene"],
                 default["times_pyvene_cpu"],
                 100,
                 default["behind_pyvene"] <= EQUAL,
+            ),
+            (
+                "DAS, fewest epochs as accurate as pyvene on calibration (tries with fewer not counted)",
+                enough["times_pyvene"],
+                enough["times_pyvene_cpu"],
+                100,
+                enough["behind_pyvene"] <= EQUAL,
             ),
         ):
             text = f"{wall:.1f} x wall, {cpu:.1f} x CPU" + ("" if equal else "; accuracy lower than pyvene's")
