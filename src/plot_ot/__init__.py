@@ -3,7 +3,7 @@
 from plot_ot.banks import Bank, Splits, draw_pairs
 from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.edits import EditBatch, Frame, respond
-from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
 from plot_ot.localize import Result, localize
 from plot_ot.methods import Method
@@ -29,7 +29,6 @@ __all__ = [
     "ModuleSubject",
     "Place",
     "PlotError",
-    "PlotWarning",
     "Readout",
     "Result",
     "Search",

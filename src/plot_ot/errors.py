@@ -1,4 +1,4 @@
-"""The one family of errors and warnings that users meet.
+"""The one family of errors that users meet.
 
 A message says what was found, what was expected, and what to do about it.
 """
@@ -10,10 +10,6 @@ from typing import NoReturn
 
 class PlotError(Exception):
     """Something the user can mend: a wrong name, shape, value, file or directory."""
-
-
-class PlotWarning(UserWarning):
-    """A result that exists but should not be trusted as it stands."""
 
 
 def unknown(kind: str, given: object, legal: Iterable[str]) -> NoReturn:
