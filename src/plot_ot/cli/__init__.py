@@ -1,0 +1,52 @@
+"""The command line: run a study, look at a run, see what would be computed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from plot_ot.cli import explain, look, run
+from plot_ot.cli.common import console, errors
+from plot_ot.errors import PlotError
+from plot_ot.version import __version__
+
+app = typer.Typer(
+    help="Where in this network does this variable live, and how do I control it?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(run.app, name="run")
+app.command()(look.show)
+app.command("list")(explain.list_all)
+app.command()(explain.explain)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(f"plot-ot {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Where in this network does this variable live, and how do I control it?"""
+
+
+def main() -> None:
+    """Entry point: one line per error, no traceback unless PLOT_OT_DEBUG is set."""
+    try:
+        app()
+    except PlotError as e:
+        if os.environ.get("PLOT_OT_DEBUG"):
+            raise
+        errors.print(f"[red]error:[/red] {escape(str(e))}", highlight=False, soft_wrap=True)
+        sys.exit(2)

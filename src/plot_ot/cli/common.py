@@ -1,0 +1,29 @@
+"""What all commands share: the consoles they print to, and options that mean the same everywhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+console = Console(width=None if sys.stdout.isatty() else 120)
+errors = Console(stderr=True)
+
+Methods = Annotated[str | None, typer.Option(help="Comma-separated methods (default: all; see `plot-ot list`).")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
+First = Annotated[int, typer.Option(min=0, help="The first seed.")]
+Out = Annotated[Path, typer.Option(help="Run directory; an interrupted run there is continued.")]
+Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) or 'balanced' over (z_WX, z_YZ).")]
+Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
+Size = Annotated[int, typer.Option(help="Pairs per bank.")]
+Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
+Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
+Detail = Annotated[bool, typer.Option(help="Also what calibration chose, and every coupling's flags.")]
+Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
+Bits = Annotated[int, typer.Option(help="Bits per number.")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="Training: 'paper' (250 epochs) or 'first-exact'.")]
+SplitName = Annotated[str, typer.Option("--split", help="Bases: 'round-robin' (the paper's) or 'proportional'.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]

@@ -1,0 +1,184 @@
+"""Run a study: the units that are missing, then tables and figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from plot_ot.cli.common import (
+    Bits,
+    Detail,
+    Figures,
+    First,
+    Methods,
+    Out,
+    Quiet,
+    RecipeName,
+    Sampler,
+    Seeds,
+    Size,
+    SplitName,
+    Strengths,
+    Threads,
+    Width,
+    errors,
+)
+from plot_ot.cli.look import print_run
+from plot_ot.methods import pick
+from plot_ot.runs import RunDirectory
+from plot_ot.study import Study
+from plot_ot.tasks import BinaryAddition, HierarchicalEquality, SeedFailed, Task
+from plot_ot.version import __version__
+
+app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
+SWEEP, CONTROLS = "epsilon-sweep", "controls"
+
+
+def default_cache() -> Path:
+    """Where trained networks are kept: $PLOT_OT_CACHE, or plot-ot in the user's cache directory."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("PLOT_OT_CACHE") or home / "plot-ot")
+
+
+@app.command("heq")
+def run_heq(
+    methods: Methods = None,
+    seeds: Seeds = 10,
+    first_seed: First = 0,
+    sampler: Sampler = "uniform",
+    strengths: Strengths = "union",
+    size: Size = 1000,
+    out: Out = Path("runs/heq"),
+    threads: Threads = 1,
+    sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
+    figures: Figures = True,
+    quiet: Quiet = False,
+) -> None:
+    """Hierarchical equality: the paper's first study."""
+    finish(
+        HierarchicalEquality(sampler, strengths, size), methods, seeds, first_seed, out, threads, sweep, figures, quiet
+    )
+
+
+@app.command("addition")
+def run_addition(
+    width: Width = 8,
+    bits: Bits = 4,
+    recipe: RecipeName = "paper",
+    split: SplitName = "round-robin",
+    methods: Methods = None,
+    seeds: Seeds = 10,
+    first_seed: First = 0,
+    out: Out = Path("runs/addition"),
+    threads: Threads = 1,
+    figures: Figures = True,
+    detail: Detail = False,
+    quiet: Quiet = False,
+) -> None:
+    """Binary addition: the paper's second study."""
+    task = BinaryAddition(width, bits, recipe, split)
+    finish(task, methods, seeds, first_seed, out, threads, False, figures, quiet, detail)
+
+
+def finish(
+    task: Task,
+    methods: str | None,
+    seeds: int,
+    first_seed: int,
+    out: Path,
+    threads: int,
+    sweep: bool,
+    figures: bool,
+    quiet: bool,
+    detail: bool = False,
+) -> None:
+    """Run what is missing, compile, draw, print."""
+    names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
+    torch.set_num_threads(threads)
+    try:
+        run = run_study(task, names, list(range(first_seed, first_seed + seeds)), out, sweep=sweep, quiet=quiet)
+    except KeyboardInterrupt:
+        errors.print("Interrupted. Run the same command again to continue where it stopped.")
+        raise typer.Exit(130) from None
+    results = run.compile([*task.methods(), SWEEP])
+    if figures:
+        from plot_ot.report.figures import draw_figures  # matplotlib is slow to import; other commands do without
+
+        draw_figures(run)
+        for kind in ("png", "pdf"):
+            task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
+    if not quiet:
+        print_run(run, results, detail)
+
+
+def run_study(
+    task: Task, names: list[str] | None, seeds: list[int], out: Path, *, sweep: bool, quiet: bool
+) -> RunDirectory:
+    """Run the units that are missing from the run directory."""
+    chosen = pick(task.methods(), names)
+    config = {**task.config(), "methods": [m.name for m in chosen], "seeds": seeds}
+    run = RunDirectory.open(out, config, library_versions())
+    units = [CONTROLS, *(m.name for m in chosen), *([SWEEP] if sweep and "plot" in {m.name for m in chosen} else [])]
+    with progress(len(seeds) * len(units), quiet) as tick:
+        for seed in seeds:
+            missing = [u for u in units if not run.finished(seed, u)]
+            tick(f"seed {seed}", len(units) - len(missing))
+            if not missing or run.finished(seed, "failed"):
+                continue
+            tick(f"seed {seed}: network and banks", 0)
+            try:
+                study = Study(task.prepare(seed, default_cache()))
+            except SeedFailed as e:
+                run.finish(seed, "failed", {"failures": [{"task": task.name, "seed": seed, "reason": str(e)}]})
+                tick(f"seed {seed} failed", len(missing))
+                continue
+            if CONTROLS in missing:
+                run.finish(seed, CONTROLS, study.control_unit())
+                tick(f"seed {seed}: {CONTROLS}", 1)
+            for method in chosen:
+                if method.name in missing:
+                    tick(f"seed {seed}: {method.name}", 0)
+                    unit, handles = study.run(method, task.random_method)
+                    for handle in handles.values():
+                        handle.save(run.handle_path(seed, method.name, handle.variable))
+                    run.finish(seed, method.name, unit)
+                    tick(f"seed {seed}: {method.name}", 1)
+            if SWEEP in missing:
+                tick(f"seed {seed}: {SWEEP}", 0)
+                run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
+                tick(f"seed {seed}: {SWEEP}", 1)
+    return run
+
+
+@contextmanager
+def progress(total: int, quiet: bool) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, disable=quiet or not errors.is_terminal, transient=True) as bar:
+        work = bar.add_task("starting", total=total)
+        yield lambda said, done: bar.update(work, description=said, advance=done)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that can change a result."""
+    versions = {"plot_ot": __version__}
+    for name in ("torch", "numpy", "safetensors"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "unknown"
+    return versions
