@@ -1,0 +1,91 @@
+"""Adapters: small changes to a language model that belong to one set of weights.
+
+An adapter is a directory in peft's format (LoRA, safetensors) with `planted.json`, which says what was trained into the
+model, how well it held, and the digest of the weights it was trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from plot_ot.errors import PlotError
+from plot_ot.runs import Json, read_json, write_atomically, write_json
+
+ADAPTER_FORMAT = "plot-ot adapter 1"
+RECORD = "planted.json"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", RECORD)
+
+
+def digest_weights(model: nn.Module) -> str:
+    """A digest of a model's parameters, in their own precision: what an adapter knows its base by."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        digest.update(f"{name}:{tuple(weight.shape)}:{weight.dtype}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_record(directory: Path) -> Json:
+    """An adapter's own description; refuses a directory that is no adapter of ours."""
+    for file in ADAPTER_FILES:
+        if not (directory / file).is_file():
+            raise PlotError(
+                f"{directory} is not an adapter: {file} is missing. Expected {', '.join(ADAPTER_FILES)}, as "
+                f"plot_ot.models.save_adapter writes them."
+            )
+    record = read_json(directory / RECORD)
+    if not isinstance(record, dict) or record.get("format") != ADAPTER_FORMAT or "base" not in record:
+        raise PlotError(f"{directory / RECORD} does not describe an adapter ({ADAPTER_FORMAT!r} with its 'base').")
+    return record
+
+
+def load_adapter(model: nn.Module, directory: Path) -> tuple[nn.Module, Json]:
+    """Merge a LoRA adapter into its base model, in place: a plain decoder again, and the adapter's record.
+
+    The adapter was made on one set of weights and says nothing about others, so any other base is refused.
+    """
+    record = read_record(directory)
+    found, wanted = digest_weights(model), record["base"]["weights"]
+    if found != wanted:
+        raise PlotError(
+            f"The adapter {directory} belongs to {record['base'].get('name', 'another model')} with weights "
+            f"{wanted[:16]}; this model's are {found[:16]}. Load that base in float32, without another adapter, or "
+            f"train an adapter for this one."
+        )
+    try:
+        with safe_open(directory / ADAPTER_FILES[1], framework="pt") as file:
+            file.keys()
+    except SafetensorError as e:
+        raise PlotError(f"{directory / ADAPTER_FILES[1]} is damaged ({e}).") from e
+    merged = _peft().PeftModel.from_pretrained(model, str(directory)).merge_and_unload()
+    return merged.eval(), record
+
+
+def save_adapter(adapted: Any, directory: Path, base: Mapping[str, str], record: Json) -> None:
+    """Write a peft adapter in half precision, with a record of what it does and of the base it belongs to.
+
+    `base` is {"name": ..., "weights": digest_weights(the base before the adapter)}.
+    """
+    config, weights = (directory / file for file in ADAPTER_FILES[:2])
+    described = adapted.peft_config["default"].to_dict()
+    lists = {k: sorted(v) if isinstance(v, set) else v for k, v in described.items()}
+    write_json(config, {**lists, "base_model_name_or_path": base["name"], "inference_mode": True})
+    halves = {n: w.detach().cpu().half().contiguous() for n, w in _peft().get_peft_model_state_dict(adapted).items()}
+    write_atomically(weights, save(halves, metadata={"format": "pt"}))
+    write_json(directory / RECORD, {"format": ADAPTER_FORMAT, "base": dict(base), **record})
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as e:
+        raise PlotError("Adapters need the extra 'hf': pip install 'plot-ot[hf]'.") from e
+    return peft

