@@ -13,7 +13,7 @@ from torch import Tensor
 
 import plot_ot.tasks.addition_data as data
 from plot_ot.banks import Bank, Splits
-from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.edits import Distinct, EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.signatures import readout
 from plot_ot.subjects import record
@@ -246,6 +246,13 @@ def test_the_patched_network_scores_the_closed_form(backbone):
         outputs = respond(recording, [EditBatch(place, Frame.identity(8), torch.ones(1, 8))])
         right = look.correct(outputs, recording.bank.labels[variable])[0]
         assert torch.equal(right, copies_lower_digit(recording.bank, variable))
+
+
+def test_fit_counterfactuals_reduce_to_the_distinct_ones(backbone):
+    """The counts of FACTS, read off recorded states: nothing here knows that the network adds."""
+    fit = record(backbone.subject(), draw_splits(0).fit)[0]
+    assert len(fit) == 3328
+    assert [len(Distinct.of(fit, [p]).once) for p in backbone.subject().places] == [512, 1154, 1951, 3019]
 
 
 def test_the_other_recipe_goes_on_to_its_last_epoch(monkeypatch):

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plot_ot.edits as edits_module
 import plot_ot.subjects.gru as gru
 from nets import orthonormal, rand
-from plot_ot.edits import EditBatch, Frame, respond, resume_edited
+from plot_ot.edits import Distinct, EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import Place, Recording, record_pairs
@@ -289,3 +290,62 @@ def test_identity_tells_weights_apart():
 def test_what_is_not_a_sequence_of_states_is_refused(act, message):
     with pytest.raises(PlotError, match=message):
         act()
+
+
+# -- what is identical runs once ------------------------------------------------------------------------------
+
+
+def all_pairs(steps: int) -> tuple[Tensor, Tensor]:
+    """Every ordered pair of inputs of `steps` timesteps."""
+    count = 1 << FEATURES * steps
+    rows = torch.tensor([[k >> b & 1 for b in range(FEATURES * steps)] for k in range(count)])
+    return rows.repeat_interleave(count, dim=0), rows.repeat(count, 1)
+
+
+@pytest.mark.parametrize("t", range(3))
+def test_sources_with_one_prefix_are_one_class(t):
+    """After t + 1 timesteps of two bits a source can be in 4^(t+1) states, however it goes on."""
+    base, source = all_pairs(3)
+    recording = record_pairs(GRUSubject(network(), 3), (base, source))[0]
+    distinct = Distinct.of(recording, [recording.subject.places[t]])
+    assert len(distinct.once) == 64 * 4 ** (t + 1)
+    assert distinct.of_pair is None or int(distinct.of_pair.max()) + 1 == len(distinct.once)
+    assert len(Distinct.of(recording, recording.subject.places[: t + 1]).once) == len(distinct.once)
+
+
+@pytest.mark.parametrize("at", [(0,), (1,), (0, 2)])
+def test_running_classes_once_changes_no_answer(at):
+    base, source = all_pairs(3)
+    shuffled = torch.randperm(len(base), generator=torch.Generator().manual_seed(3))[:500]
+    recording = record_pairs(GRUSubject(network(), 3), (base[shuffled], source[shuffled]))[0]
+    edits = [
+        EditBatch(p, Frame.orthonormal(orthonormal(7, p.width, 3)), rand(8, VARIANTS, 3))
+        for p in recording.subject.places
+    ]
+    edits = [edits[k] for k in at]
+    assert Distinct.of(recording, [e.place for e in edits]).of_pair is not None or len(at) > 1
+    found = respond(recording, edits)
+    torch.testing.assert_close(found, resume_edited(recording, edits), rtol=1e-5, atol=1e-6)
+
+
+def test_batches_of_classes_cover_every_pair_once_in_any_order():
+    base, source = all_pairs(2)
+    recording = record_pairs(GRUSubject(network(), 2), (base, source))[0]
+    distinct = Distinct.of(recording, [recording.subject.places[0]])
+    assert distinct.of_pair is not None
+    order = torch.randperm(len(distinct.once))
+    seen = []
+    for classes, pairs, expand in distinct.batches(7, order):
+        assert torch.equal(expand(classes[None]).squeeze(0), distinct.of_pair[pairs])
+        seen += pairs.tolist()
+    assert sorted(seen) == list(range(len(recording)))
+    assert all(int(distinct.of_pair[distinct.first_pair(c)]) == c for c in range(len(distinct.once)))
+
+
+def test_a_hash_that_collides_is_noticed(monkeypatch):
+    rows = rand(0, 20, 4)
+    rows = torch.cat([rows, rows.flip(1), rows])
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(4, dtype=torch.long))  # a row and its reverse
+    found = edits_module._row_classes(rows)
+    assert len(found.unique()) == 40
+    assert torch.equal(found[:20], found[40:])

@@ -7,8 +7,9 @@ The frame (R reads, W writes) holds directions, the gains g say how much of each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -73,6 +74,16 @@ class Frame:
         write = None if self.write is None else self.write @ inner
         return Frame(self.width, self.read @ inner, write, kind)
 
+    @classmethod
+    def stack(cls, frames: Sequence[Frame]) -> Frame:
+        """Frames of one rank as one frame with a variant for each."""
+        first = frames[0]
+        if first.read is None:
+            return first
+        read = torch.stack([f.read for f in frames if f.read is not None])
+        write = torch.stack([f.write if f.write is not None else f.read for f in frames if f.read is not None])
+        return cls(first.width, read, write, first.kind)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Frame:
         """The frame's tensors moved."""
         return replace(
@@ -131,34 +142,112 @@ def respond(recording: Recording, edits: Sequence[EditBatch]) -> Float[Tensor, "
     first = pieces[0][2]
     outputs = first.new_empty(len(edits[0].gains), len(recording), *first.shape[2:])
     for variants, pairs, piece in pieces:
-        outputs[variants, pairs] = piece
+        at = torch.arange(len(recording), device=piece.device)[pairs]
+        outputs[variants.to(piece.device)[:, None], at] = piece
     return outputs
+
+
+Pairs = slice | Int[Tensor, " chosen"]
 
 
 @torch.no_grad()
 def stream(
     recording: Recording, edits: Sequence[EditBatch]
-) -> Iterator[tuple[Int[Tensor, " chosen"], slice, Float[Tensor, "chosen pairs ..."]]]:
+) -> Iterator[tuple[Int[Tensor, " chosen"], Pairs, Float[Tensor, "chosen pairs ..."]]]:
     """`respond` in pieces (variants, pairs, outputs) that fit the subject's batch size, by a plan fixed in advance.
 
-    Every variant resumes at the first place where one of its gains is not zero.
+    Every variant resumes at the first place where one of its gains is not zero; pairs that are the same to all of
+    these edits run once.
     """
     edits = in_forward_order(recording, edits)
     first_active = torch.stack([(e.gains != 0).any(dim=1) for e in edits]).long().argmax(dim=0).cpu()
     size = recording.subject.responses_per_batch
-    pairs_at_once = min(len(recording), size)
-    variants_at_once = max(1, size // pairs_at_once)
     for start in range(len(edits)):
         group = (first_active == start).nonzero().squeeze(1)
         if not len(group):
             continue
         here = [e.select(group.to(e.gains.device)) for e in edits[start:]]
-        gathered = [Gathered(recording, e.place) for e in here]
+        here = [e for k, e in enumerate(here) if not k or bool(e.gains.any())]
+        distinct = Distinct.of(recording, [e.place for e in here])
+        gathered = [Gathered(distinct.once, e.place) for e in here]
+        classes_at_once = min(len(distinct.once), size)
+        variants_at_once = max(1, size // classes_at_once)
         for first in range(0, len(group), variants_at_once):
             chosen = [e.select(slice(first, first + variants_at_once)) for e in here]
-            for at in range(0, len(recording), pairs_at_once):
-                pairs = slice(at, min(at + pairs_at_once, len(recording)))
-                yield group[first : first + variants_at_once], pairs, _resume(recording, chosen, gathered, pairs)
+            for classes, pairs, expand in distinct.batches(classes_at_once):
+                outputs = _resume(distinct.once, chosen, gathered, classes)
+                yield group[first : first + variants_at_once], pairs, expand(outputs)
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Pairs sorted into classes that no edit at some places can tell apart: one base input, equal source states.
+
+    Whoever swaps two sources with bit-identical states at the edited places gets identical outputs, so each class
+    runs `once`. Which inputs share a state is read off the recording.
+    """
+
+    once: Recording
+    """One pair per class."""
+    of_pair: Int[Tensor, " pairs"] | None
+    """The class of every pair; None where every pair is its own."""
+
+    @classmethod
+    def of(cls, recording: Recording, places: Sequence[Place]) -> Distinct:
+        """The classes under edits at these places."""
+        code = recording.base_rows
+        for place in places:
+            state = _row_classes(recording.store.activations[place.name])[recording.source_rows]
+            code = torch.unique(code * (int(state.max()) + 1) + state, return_inverse=True)[1]
+        count = int(code.max()) + 1
+        if count == len(recording):
+            return cls(recording, None)
+        first = torch.full((count,), len(recording), device=code.device)
+        first = first.scatter_reduce(0, code, torch.arange(len(recording), device=code.device), reduce="amin")
+        once = Recording(recording.subject, recording.store, recording.base_rows[first], recording.source_rows[first])
+        return cls(once, code)
+
+    def batches(
+        self, size: int, order: Int[Tensor, " classes"] | None = None
+    ) -> Iterator[tuple[Pairs, Pairs, Callable[[Tensor], Tensor]]]:
+        """The classes in batches of `size`, in the given order: (classes, their pairs, outputs by class -> by pair)."""
+        if self.of_pair is None:
+            for at in range(0, len(self.once), size):
+                batch = slice(at, min(at + size, len(self.once))) if order is None else order[at : at + size]
+                yield batch, batch, lambda outputs: outputs
+            return
+        if order is None:
+            order = torch.arange(len(self.once), device=self.of_pair.device)
+        rank, pairs = (
+            torch.empty_like(order)
+            .scatter_(0, order, torch.arange(len(order), device=order.device))[self.of_pair]
+            .sort(stable=True)
+        )
+        for at in range(0, len(order), size):
+            low, high = torch.searchsorted(rank, torch.tensor([at, at + size], device=rank.device)).tolist()
+            yield order[at : at + size], pairs[low:high], partial(_by_pair, rank[low:high] - at)
+
+    def first_pair(self, number: int) -> int:
+        """The first pair of a class."""
+        return number if self.of_pair is None else int((self.of_pair == number).nonzero()[0])
+
+
+def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Float[Tensor, "variants classes ..."]) -> Tensor:
+    return outputs.index_select(1, of_pair)
+
+
+def _row_classes(rows: Float[Tensor, "rows d"]) -> Int[Tensor, " rows"]:
+    """A number per row that is equal for bit-identical rows."""
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    bits = rows.contiguous().view(words).long()
+    factors = torch.randint(1 << 62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
+    classes = torch.unique((bits * factors.to(bits.device)).sum(dim=1), return_inverse=True)[1]
+    # a hash may collide: every row must equal the last one of its class
+    last = torch.zeros(int(classes.max()) + 1, dtype=torch.long, device=bits.device)
+    last[classes] = torch.arange(len(bits), device=bits.device)
+    if bool((bits[last[classes]] == bits).all()):
+        return classes
+    return torch.unique(bits, dim=0, return_inverse=True)[1]
 
 
 def resume_edited(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from plot_ot.edits import EditBatch, resume_edited
+from plot_ot.edits import Distinct, EditBatch, Gathered, resume_edited
 from plot_ot.errors import PlotError, unknown
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place
@@ -144,8 +144,6 @@ class _Gram:
         member = F.one_hot(families if apart else torch.zeros_like(families)).double()
         self.sizes = member.sum(dim=0)
         self.weight = member / self.sizes.clamp(min=1) if self.means else member
-        # noise is measured as effects are: summed over pairs, or averaged within families
-        self.noise_weight = self.weight.sum(dim=1)
         self.noise = 0.0
         self.u = u.double()
         m, count = len(u), len(self.sizes)
@@ -153,17 +151,24 @@ class _Gram:
         self.vv = torch.zeros(count, n, dtype=torch.float64)
         self.mean_v = torch.zeros(count, n, u.shape[-1], dtype=torch.float64) if self.means else None
 
-    def add(self, pairs: slice, sites: list[int], v: Float[Tensor, "k t p"]) -> None:
-        """Effects of some sites on some pairs."""
-        v, weight, u = v.double(), self.weight[pairs], self.u[:, pairs]
+    def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "f m classes p"]]:
+        """Family weights and abstract effects summed over the pairs of each class, which share one neural effect."""
+        of_pair = torch.arange(len(self.weight)) if distinct.of_pair is None else distinct.of_pair.cpu()
+        weight = self.weight.new_zeros(len(distinct.once), len(self.sizes)).index_add(0, of_pair, self.weight)
+        if self.means:
+            return weight, self.u.new_zeros(0)
+        u = torch.einsum("tf,mtp->fmtp", self.weight, self.u) if len(self.sizes) > 1 else self.u.unsqueeze(0)
+        shape = *u.shape[:2], len(weight), u.shape[3]
+        return weight, u if distinct.of_pair is None else u.new_zeros(shape).index_add(2, of_pair, u)
+
+    def add(self, sites: list[int], v: Float[Tensor, "k t p"], weight: Tensor, u: Float[Tensor, "f m t p"]) -> None:
+        """Effects of some sites on some classes of pairs."""
+        v = v.double()
         if self.mean_v is not None:
             self.mean_v[:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
-        elif len(self.sizes) == 1:
-            self.uv[0][:, sites] += u.flatten(1) @ v.flatten(1).T
-            self.vv[0][sites] += v.square().sum(dim=(1, 2))
-        else:
-            self.uv[:, :, sites] += torch.einsum("mkt,tf->fmk", torch.einsum("mtp,ktp->mkt", u, v), weight)
-            self.vv[:, sites] += torch.einsum("kt,tf->fk", v.square().sum(dim=2), weight)
+            return
+        self.uv[:, :, sites] += u.flatten(2) @ v.flatten(1).T
+        self.vv[:, sites] += weight.T @ v.square().sum(dim=2).T
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """(u·v, |u|², |v|²) per family."""
@@ -197,27 +202,30 @@ def signatures(
     if spec.centre:
         effects = effects - effects.mean(dim=-1, keepdim=True)
     gram = _Gram(spec, effects, len(family), bank.family)
-    recorded = look.neural(recording.base_outputs)
     size = recording.subject.responses_per_batch
     for place in family.places:
         sites = family.at(place)
-        at_once = min(len(sites) + 1, max(2, size // len(recording)))
-        pairs_at_once = max(1, size // at_once)
+        distinct = Distinct.of(recording, [place])
+        weight, u = gram.pool(distinct)
+        gathered = [Gathered(distinct.once, place)]
+        at_once = min(len(sites) + 1, max(2, size // len(distinct.once)))
+        classes_at_once = max(1, size // at_once)
         member = family.indicator(place)[sites]
         noise = 0.0
-        for at in range(0, len(recording), pairs_at_once):
-            pairs = slice(at, min(at + pairs_at_once, len(recording)))
+        for at in range(0, len(distinct.once), classes_at_once):
+            here = slice(at, min(at + classes_at_once, len(distinct.once)))
             for k in range(0, len(sites), at_once - 1):
                 gains = torch.cat([member[k : k + at_once - 1], torch.zeros(1, member.shape[1])])
-                outputs = resume_edited(recording, [EditBatch(place, family.frames[place.name], gains)], pairs)
-                features = look.neural(outputs)
-                _refuse_non_finite(features, place, pairs)
+                edit = EditBatch(place, family.frames[place.name], gains)
+                features = look.neural(resume_edited(distinct.once, [edit], here, gathered))
+                _refuse_non_finite(features, place, distinct, at)
                 v = (features[:-1] - features[-1:]).cpu()
                 if spec.centre:
                     v = v - v.mean(dim=-1, keepdim=True)
-                gram.add(pairs, sites[k : k + at_once - 1], v)
-            squares = (features[-1] - recorded[pairs]).cpu().double().pow(2).flatten(1).sum(dim=1)
-            noise += float((gram.noise_weight[pairs] * squares).sum())
+                gram.add(sites[k : k + at_once - 1], v, weight[here], u[:, :, here] if len(u) else u)
+            recorded = look.neural(distinct.once.base_outputs[here])
+            squares = (features[-1] - recorded).cpu().double().pow(2).flatten(1).sum(dim=1)
+            noise += float((weight[here].sum(dim=1) * squares).sum())
         gram.noise = max(gram.noise, noise**0.5)
     return _measure(names, family, spec, gram)
 
@@ -248,10 +256,11 @@ def _floor(spec: SignatureSpec, noise: float, column_norms: Tensor) -> float:
     return max(spec.floor * noise, 1e-6 * float(column_norms.max()), 1e-12)
 
 
-def _refuse_non_finite(features: Tensor, place: Place, pairs: slice) -> None:
+def _refuse_non_finite(features: Tensor, place: Place, distinct: Distinct, at: int) -> None:
     if not bool(torch.isfinite(features).all()):
         bad = (~torch.isfinite(features)).flatten(2).any(dim=2).nonzero()[0]
+        pair = distinct.first_pair(int(bad[1]) + at)
         raise PlotError(
-            f"A swap at {place.name} gives NaN or infinity (pair {int(bad[1]) + pairs.start} of the fit bank): "
+            f"A swap at {place.name} gives NaN or infinity (pair {pair} of the fit bank): "
             f"the network overflows there. Use float32, or drop that place."
         )

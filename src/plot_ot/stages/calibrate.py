@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from plot_ot.edits import EditBatch, stream
+from plot_ot.edits import EditBatch, Frame, stream
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
 from plot_ot.sites import SiteFamily
-from plot_ot.subjects import BankRecording
+from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced")
@@ -204,6 +204,28 @@ def scored(
         right = look.correct(outputs, labels[pairs])
         scores[variants] += right.double() @ weights[pairs]
     return scores.cpu()
+
+
+def scored_frames(
+    recording: BankRecording,
+    tries: Sequence[tuple[Place, Frame]],
+    strengths: Sequence[float],
+    variable: str,
+    weights: Float[Tensor, " pairs"],
+    look: Readout,
+) -> Float[Tensor, "tries strengths"]:
+    """Score of whole frames at places with every strength, frames of one place and rank in one batch."""
+    groups: dict[tuple[Place, int, bool], list[int]] = {}
+    for k, (place, frame) in enumerate(tries):
+        groups.setdefault((place, frame.rank, frame.read is None), []).append(k)
+    scores = torch.zeros(len(tries), len(strengths), dtype=torch.float64)
+    strength = torch.tensor(strengths)
+    for (place, rank, _), members in groups.items():
+        variants = [tries[k][1] for k in members for _ in strengths]
+        gains = strength.repeat(len(members)).unsqueeze(1).expand(-1, rank)
+        edit = EditBatch(place, Frame.stack(variants), gains)
+        scores[members] = scored(recording, [edit], variable, weights, look).unflatten(0, (-1, len(strengths)))
+    return scores
 
 
 def correct(

@@ -11,7 +11,7 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.stages.base import Problem, State
-from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored, within_places
+from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored, scored_frames, within_places
 from plot_ot.stages.das import DasSpec, Rotation, train_rotations
 from plot_ot.subjects import Place
 
@@ -122,7 +122,8 @@ def best_rotation(problem: Problem, rotations: Sequence[Rotation]) -> Handle:
     """The rotation with the best calibration score, as a handle."""
     variable = rotations[0].variable
     weights = pair_weights(problem.calibration, variable, problem.score)
-    scores = [float(scored(problem.calibration, _edit(r), variable, weights, problem.look)[0]) for r in rotations]
+    tries = [(r.place, r.frame) for r in rotations]
+    scores = scored_frames(problem.calibration, tries, (1.0,), variable, weights, problem.look)[:, 0].tolist()
     order = {p.name: k for k, p in enumerate(problem.subject.places)}
     best, score = min(
         zip(rotations, scores, strict=True),

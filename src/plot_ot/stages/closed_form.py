@@ -25,7 +25,7 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
 from plot_ot.stages.base import Problem, State
-from plot_ot.stages.calibrate import pair_weights, scored
+from plot_ot.stages.calibrate import pair_weights, scored_frames
 from plot_ot.subjects import BankRecording, Place
 
 RULES = ("alone", "siblings", "frontier")
@@ -49,9 +49,8 @@ class ClosedForm:
                 candidates = [c for p in state.places[v] for c in self.candidates(problem.fit, p, v)]
             with problem.clock.part("calibration"):
                 weights = pair_weights(problem.calibration, v, problem.score)
-                scores = torch.stack(
-                    [scored(problem.calibration, c.edits(self.strengths), v, weights, problem.look) for c in candidates]
-                )
+                tries = [(c.place, c.frame) for c in candidates]
+                scores = scored_frames(problem.calibration, tries, self.strengths, v, weights, problem.look)
             at, k = min(
                 (scores >= scores.max() - 1e-9).nonzero().tolist(),
                 key=lambda t: (candidates[t[0]].frame.rank, self.strengths[t[1]], t[0]),

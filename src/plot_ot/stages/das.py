@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from plot_ot.edits import EditBatch, Frame, Gathered, resume_edited
+from plot_ot.edits import Distinct, EditBatch, Frame, Gathered, resume_edited
 from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
 from plot_ot.subjects import BankRecording, Place
@@ -116,20 +116,23 @@ def _train(
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     kinds: dict[str, Callable[..., _Frames]] = {"adam": _Generator, "oblique": _Oblique, "riemannian": _Tangent}
     rotations = kinds[spec.optimiser](start.to(like), gains, spec)
-    gathered = [Gathered(recording, place)]
+    distinct = Distinct.of(recording, [place])
+    gathered = [Gathered(distinct.once, place)]
+    at_once = -(-len(distinct.once) // -(-len(recording) // spec.batch))  # as many steps an epoch as without classes
     active = torch.arange(len(jobs), device=like.device)
     best = torch.full((len(jobs),), math.inf, dtype=torch.float64)
     stale, epochs = torch.zeros(len(jobs), dtype=torch.long), torch.zeros(len(jobs), dtype=torch.long)
     final = torch.full((len(jobs),), math.inf, dtype=torch.float64)
     for epoch in range(1, spec.most + 1):
         total = torch.zeros(len(active), dtype=torch.float64)
-        for pairs in torch.randperm(len(recording), generator=generator).to(like.device).split(spec.batch):
+        order = torch.randperm(len(distinct.once), generator=generator).to(like.device)
+        for classes, pairs, expand in distinct.batches(at_once, order):
             batch = [EditBatch(place, rotations.frames(active), gains[active])]
-            outputs = resume_edited(recording, batch, pairs, gathered)
+            outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
             losses.sum().backward()
             rotations.step(active, epoch / spec.most)
-            total += losses.detach().cpu().double() * len(pairs)
+            total += losses.detach().cpu().double() * outputs.shape[1]
         mean = total / len(recording)
         _refuse_non_finite(mean, place, jobs, active)
         here = active.cpu()
