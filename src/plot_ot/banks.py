@@ -196,9 +196,13 @@ def distinct_rows(rows: Int[Tensor, "rows inputs"]) -> Int[Tensor, "distinct inp
     if not len(rows):
         return rows
     _, inverse = torch.unique(rows, dim=0, return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), len(rows))
-    first = first.scatter_reduce(0, inverse, torch.arange(len(rows)), reduce="amin")
-    return rows[first.sort().values]
+    return rows[first_of_each(inverse).sort().values]
+
+
+def first_of_each(code: Int[Tensor, " rows"]) -> Int[Tensor, " codes"]:
+    """The first row with each code 0, 1, ..."""
+    first = torch.full((int(code.max()) + 1,), len(code), device=code.device)
+    return first.scatter_reduce(0, code, torch.arange(len(code), device=code.device), reduce="amin")
 
 
 # -- drawing pairs --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from plot_ot.banks import first_of_each
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
 from plot_ot.subjects.base import Rewrite
@@ -199,11 +200,9 @@ class Distinct:
         for place in places:
             state = _row_classes(recording.store.activations[place.name])[recording.source_rows]
             code = torch.unique(code * (int(state.max()) + 1) + state, return_inverse=True)[1]
-        count = int(code.max()) + 1
-        if count == len(recording):
+        if int(code.max()) + 1 == len(recording):
             return cls(recording, None)
-        first = torch.full((count,), len(recording), device=code.device)
-        first = first.scatter_reduce(0, code, torch.arange(len(recording), device=code.device), reduce="amin")
+        first = first_of_each(code)
         once = Recording(recording.subject, recording.store, recording.base_rows[first], recording.source_rows[first])
         return cls(once, code)
 

@@ -18,6 +18,7 @@ from plot_ot.runs import Json
 from plot_ot.signatures import Readout
 from plot_ot.stages.base import Clock, Problem, State
 from plot_ot.stages.calibrate import correct
+from plot_ot.stages.evidence import evidence
 from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.subjects import BankRecording, Subject, record
 
@@ -142,6 +143,7 @@ class Study:
             "size": handle.size,
             "places": handle.places,
             "chosen": dict(handle.chosen),
+            "evidence": asdict(evidence(handle, self.problem.fit, self.tests[handle.variable, "sensitivity"])),
         }
 
     def _cross(self, method: str, handle: Handle, labels_of: str) -> Json:

@@ -12,7 +12,7 @@ from plot_ot.causal import CausalModel
 from plot_ot.errors import unknown
 from plot_ot.methods import Method, random_sites
 from plot_ot.signatures import SignatureSpec, readout
-from plot_ot.sites import Menu, blocks, pca_prefixes, whole_places
+from plot_ot.sites import Menu, blocks, pca_components, pca_prefixes, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
@@ -25,8 +25,10 @@ from plot_ot.tasks.base import Outline, SeedFailed, Task
 from plot_ot.transport import Transport
 
 SEARCH = Search((1, 2, 4), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
+WIDE = Search((1, 2, 3, 4), (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0))
 STAGE_A = Transport(epsilon=(0.01, 0.03))
 STAGE_B = Transport(epsilon=(0.003, 0.01, 0.03, 0.1))
+STAGE_B_WIDE = Transport(epsilon=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0))
 UNIT = SignatureSpec(normalise="unit")
 
 
@@ -73,6 +75,17 @@ class BinaryAddition(Task):
                 "plot-pca",
                 "Stage A, then prefixes of principal components (Algorithm 3)",
                 (*stage_a, zoom(pca_prefixes()), Calibrate(SEARCH)),
+            ),
+            Method(
+                "plot-pca-wide",
+                "plot-pca with single components beside prefixes, PCA also on sources, and wider grids (ours)",
+                (
+                    *stage_a,
+                    replace(
+                        zoom(pca_prefixes(), pca_prefixes("bases+sources"), pca_components()), transport=STAGE_B_WIDE
+                    ),
+                    Calibrate(WIDE),
+                ),
             ),
             Method(
                 "plot-closed-form",
