@@ -1,0 +1,215 @@
+"""Copy-colour questions as text: words, templates, rows to prompts and back, prompts to tokens.
+
+A row of integers fully determines a prompt:
+
+    object  plural  template  colour  Col1 Col2 Col3 Col4  Sym1 Sym2 Sym3 Sym4
+
+`object` and `template` index the lexicon, `plural` is 0 or 1; colours index `COLOURS`, symbols are letters
+0..25 (A..Z). A question with fewer than four options has -1 for the missing ones.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from plot_ot.errors import PlotError
+
+OPTIONS = 4
+COLUMNS = ("object", "plural", "template", "colour", *(f"{name}{i}" for name in ("Col", "Sym") for i in range(1, 5)))
+OBJECT, PLURAL, TEMPLATE, COLOUR = range(4)
+COL, SYM = slice(4, 8), slice(8, 12)
+LETTERS = string.ascii_uppercase
+
+COLOURS = ("red", "blue", "yellow", "green", "gray", "black", "white", "brown", "orange", "purple", "pink")
+
+TEMPLATES = (
+    "Question: {Noun} {is} {colour}. What color {is} {noun}?\n{options}\nAnswer:",  # the paper's
+    "Fact: {Noun} {is} {colour}.\nQuestion: What color {is} {noun}?\n{options}\nAnswer:",
+    "Question: What color {is} {noun}, given that {noun} {is} {colour}?\n{options}\nAnswer:",
+)
+
+# One, many, usual colour; facts in prompts may say otherwise.
+_OBJECTS = """
+banana bananas yellow, lemon lemons yellow, canary canaries yellow, taxi taxis yellow, sunflower sunflowers yellow,
+pencil pencils yellow, duckling ducklings yellow, lamp lamps yellow,
+lime limes green, cucumber cucumbers green, pea peas green, frog frogs green, cactus cactuses green, leaf leaves green,
+lizard lizards green, bottle bottles green, tent tents green,
+strawberry strawberries red, cherry cherries red, tomato tomatoes red, brick bricks red, rose roses red,
+ladybug ladybugs red, lobster lobsters red, wagon wagons red, scarf scarves red, balloon balloons red,
+carrot carrots orange, pumpkin pumpkins orange, tiger tigers orange, fox foxes orange, cone cones orange,
+plum plums purple, grape grapes purple, eggplant eggplants purple, violet violets purple, robe robes purple,
+blueberry blueberries blue, shirt shirts blue, kite kites blue, mailbox mailboxes blue, notebook notebooks blue,
+bowl bowls blue, bicycle bicycles blue,
+coconut coconuts brown, walnut walnuts brown, potato potatoes brown, bear bears brown, basket baskets brown,
+barrel barrels brown, saddle saddles brown, chair chairs brown, table tables brown,
+swan swans white, mushroom mushrooms white, snowflake snowflakes white, cloud clouds white, pillow pillows white,
+daisy daisies white, egg eggs white, plate plates white, candle candles white,
+elephant elephants gray, mouse mice gray, wolf wolves gray, dolphin dolphins gray, pigeon pigeons gray,
+pebble pebbles gray, anvil anvils gray, spoon spoons gray,
+raven ravens black, crow crows black, panther panthers black, tire tires black, piano pianos black, boot boots black,
+umbrella umbrellas black,
+flamingo flamingos pink, pig pigs pink, tulip tulips pink,
+avocado avocados green, radish radishes red, bus buses yellow, otter otters brown, rhino rhinos gray,
+apron aprons white, sofa sofas brown, glove gloves black, curtain curtains purple, ribbon ribbons pink,
+eraser erasers pink, kettle kettles gray, vase vases blue, canoe canoes red, sapphire sapphires blue,
+emerald emeralds green, amethyst amethysts purple, seashell seashells pink, parrot parrots green,
+basketball basketballs orange
+"""
+
+
+@dataclass(frozen=True)
+class Noun:
+    """An everyday object: how it stands in a sentence as one and as many, and its usual colour."""
+
+    one: str
+    many: str
+    usual: int = 0
+
+    @classmethod
+    def of(cls, one: str, many: str, usual: str) -> Noun:
+        """From the bare words: an article is put before the singular."""
+        return cls(f"{'an' if one[0] in 'aeiou' else 'a'} {one}", many, COLOURS.index(usual))
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The words that rows index."""
+
+    nouns: tuple[Noun, ...]
+    templates: tuple[str, ...] = TEMPLATES
+
+    def with_noun(self, phrase: str, plural: bool) -> tuple[Lexicon, int]:
+        """The index of the noun with this phrase, in a lexicon that has it."""
+        for k, noun in enumerate(self.nouns):
+            if phrase == (noun.many if plural else noun.one):
+                return self, k
+        return replace(self, nouns=(*self.nouns, Noun(phrase, phrase))), len(self.nouns)
+
+
+LEXICON = Lexicon(tuple(Noun.of(*entry.split()) for entry in _OBJECTS.replace("\n", " ").split(",")))
+FAMILIAR = tuple(range(80))
+"""Objects of the fit, calibration and test banks."""
+FRESH = tuple(range(80, len(LEXICON.nouns)))
+"""Objects of the transfer banks only."""
+
+
+# -- rows to text -----------------------------------------------------------------------------------------------
+
+
+def check_rows(rows: Int[Tensor, "rows 12"], lexicon: Lexicon = LEXICON) -> None:
+    """Refuse rows that are no question with exactly one right option and different symbols."""
+    if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != len(COLUMNS):
+        found = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise PlotError(f"MCQA rows must have shape [rows, {len(COLUMNS)}] ({' '.join(COLUMNS)}); found {found}.")
+    there = rows[:, COL] >= 0
+    sizes = {OBJECT: len(lexicon.nouns), PLURAL: 2, TEMPLATE: len(lexicon.templates), COLOUR: len(COLOURS)}
+    wrong = {
+        **{COLUMNS[k]: (rows[:, k] < 0) | (rows[:, k] >= size) for k, size in sizes.items()},
+        "Col1..Col4": (rows[:, COL] >= len(COLOURS)).any(dim=1),
+        "Sym1..Sym4": (rows[:, SYM] >= len(LETTERS)).any(dim=1) | ((rows[:, SYM] >= 0) != there).any(dim=1),
+        "the right option (the question's colour must stand there once)": (rows[:, COL] == rows[:, [COLOUR]]).sum(1)
+        != 1,
+        "the symbols (they must differ)": _repeated(rows[:, SYM]),
+    }
+    for what, bad in wrong.items():
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise PlotError(
+                f"Row {row} of the MCQA rows is wrong in {what}: {dict(zip(COLUMNS, rows[row].tolist(), strict=True))}."
+            )
+
+
+def _repeated(values: Int[Tensor, "rows options"]) -> Bool[Tensor, " rows"]:
+    ordered = values.sort(dim=1).values
+    return ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(dim=1)
+
+
+def render(rows: Int[Tensor, "rows 12"], lexicon: Lexicon = LEXICON) -> list[str]:
+    """The prompt of every row, without a trailing space: the model answers " X"."""
+    check_rows(rows, lexicon)
+    prompts = []
+    for row in rows.tolist():
+        noun = lexicon.nouns[row[OBJECT]]
+        phrase = noun.many if row[PLURAL] else noun.one
+        lines = [f"{LETTERS[s]}. {COLOURS[c]}" for c, s in zip(row[COL], row[SYM], strict=True) if c >= 0]
+        prompts.append(
+            lexicon.templates[row[TEMPLATE]].format(
+                Noun=phrase[0].upper() + phrase[1:],
+                noun=phrase,
+                colour=COLOURS[row[COLOUR]],
+                options="\n".join(lines),
+                **{"is": "are" if row[PLURAL] else "is"},
+            )
+        )
+    return prompts
+
+
+# -- text to tokens ---------------------------------------------------------------------------------------------
+
+Encoded = tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]
+"""Token ids, padded on the left, and the attention mask."""
+
+
+def encode(texts: Sequence[str], tokenizer: Any, *, bos: int | None) -> Encoded:
+    """Tokens of the texts as they stand, after `bos` if there is one."""
+    first = [] if bos is None else [bos]
+    ids = [first + list(x) for x in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+    length = max((len(x) for x in ids), default=0)
+    # what stands in the padding is masked away; some tokenizers have no token for it
+    fill = next((x for x in (tokenizer.pad_token_id, tokenizer.eos_token_id) if x is not None), 0)
+    padded = torch.tensor([[fill] * (length - len(x)) + x for x in ids], dtype=torch.long)
+    mask = torch.tensor([[0] * (length - len(x)) + [1] * len(x) for x in ids], dtype=torch.long)
+    return padded, mask
+
+
+def encoder(
+    tokenizer: Any, *, bos: int | None, lexicon: Lexicon = LEXICON
+) -> Callable[[Int[Tensor, "rows 12"]], Encoded]:
+    """Rows to tokens. `bos` is explicit: GGUF tokenizers add none, and some models want none."""
+
+    def run(rows: Tensor) -> Encoded:
+        return encode(render(rows, lexicon), tokenizer, bos=bos)
+
+    return run
+
+
+def answer_tokens(tokenizer: Any, answers: Sequence[str] = LETTERS) -> list[list[int]]:
+    """For each answer (the 26 letters), the ids of " X" and "X" where these are single tokens, " X" first.
+
+    Refused when an answer has no such token, or two answers share one: their logits could not be told apart.
+    """
+    groups: list[list[int]] = []
+    for answer in answers:
+        spelled = [tokenizer.encode(text, add_special_tokens=False) for text in (f" {answer}", answer)]
+        known = [ids[0] for ids in spelled if len(ids) == 1 and ids[0] != tokenizer.unk_token_id]
+        groups.append(list(dict.fromkeys(known)))
+    missing = [a for a, group in zip(answers, groups, strict=True) if not group]
+    if missing:
+        raise PlotError(
+            f"The tokenizer has no single token for the answers {', '.join(missing)} (tried ' X' and 'X'): "
+            f"answers must be single tokens. Use other answers or another tokenizer."
+        )
+    owner: dict[int, str] = {}
+    for answer, group in zip(answers, groups, strict=True):
+        for token in group:
+            other = owner.setdefault(token, answer)
+            if other != answer:
+                raise PlotError(
+                    f"The answers {other} and {answer} share the token {token} ({tokenizer.decode([token])!r}): "
+                    f"they cannot be told apart. Use answers that differ in their first token."
+                )
+    return groups
+
+
+def says(tokenizer: Any, tokens: Int[Tensor, " rows"], letters: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
+    """Whether each token, decoded, stripped and case-folded, is the letter; an empty text is wrong."""
+    texts = {t: tokenizer.decode([t]).strip().casefold() for t in set(tokens.tolist())}
+    pairs = zip(tokens.tolist(), letters.tolist(), strict=True)
+    return torch.tensor([texts[t] == LETTERS[x].casefold() for t, x in pairs], dtype=torch.bool)
