@@ -29,9 +29,9 @@ class Pairs:
         return len(self.base)
 
 
-def hidden_layers(net: nn.Sequential) -> list[nn.Module]:
-    """The modules whose outputs are edited: the ReLUs."""
-    return [m for m in net if isinstance(m, nn.ReLU)]
+def hidden_layers(net: nn.Module) -> list[nn.Module]:
+    """The modules whose outputs are edited: an MLP's ReLUs, a recurrent network's states."""
+    return list(net.states) if hasattr(net, "states") else [m for m in net if isinstance(m, nn.ReLU)]
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def hooks(rewrites: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Iterator[
             handle.remove()
 
 
-def activations(net: nn.Sequential, x: Tensor) -> list[Tensor]:
+def activations(net: nn.Module, x: Tensor) -> list[Tensor]:
     """Clean activations at every hidden layer, from one hooked forward."""
     kept: list[Tensor] = []
     with hooks(dict.fromkeys(hidden_layers(net), kept.append)):
@@ -87,7 +87,7 @@ class PlotLoop:
     @torch.no_grad()
     def run(self, fit: Pairs, calibration: Pairs, tests: Mapping[str, tuple[str, Pairs]]) -> LoopRun:
         done = LoopRun()
-        clock = _Clock(done.seconds)
+        clock = Laps(done.seconds)
         sources = {id(p): activations(self.net, p.source) for p in (fit, calibration, *(p for _, p in tests.values()))}
         clock.lap("record")
         cost = self._cost(fit, sources[id(fit)])
@@ -151,7 +151,7 @@ class PlotLoop:
             return self.net(base)
 
 
-def pot_plan(cost: Tensor, epsilon: float) -> Tensor:
+def pot_plan(cost: Tensor, epsilon: float, tolerance: float = 1e-8) -> Tensor:
     """POT's balanced Sinkhorn in the log domain with its default budget, uniform marginals.
 
     Marginals must be float64 from the start: 1/48 rounded to float32 leaves unequal masses, and POT then never
@@ -161,8 +161,8 @@ def pot_plan(cost: Tensor, epsilon: float) -> Tensor:
 
     m, n = cost.shape
     a, b = np.full(m, 1 / m), np.full(n, 1 / n)
-    plan, log = ot.sinkhorn(a, b, cost.numpy(), epsilon, method="sinkhorn_log", log=True)
-    if log["err"][-1] > 1e-8:
+    plan, log = ot.sinkhorn(a, b, cost.numpy(), epsilon, method="sinkhorn_log", log=True, warn=False)
+    if log["err"][-1] > tolerance:
         raise RuntimeError(f"POT did not converge (error {log['err'][-1]:.1e}): the loop would not be comparable.")
     return torch.from_numpy(plan)
 
@@ -177,13 +177,15 @@ def by_mass(row: Tensor, cost: Tensor) -> Tensor:
     return torch.from_numpy(np.lexsort((cost.numpy(), -(row / row.max()).numpy().round(8))).copy())
 
 
-class _Clock:
+class Laps:
+    """Seconds from lap to lap."""
+
     def __init__(self, laps: dict[str, float]) -> None:
         self.laps, self.last = laps, time.perf_counter()
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name], self.last = now - self.last, now
+        self.laps[name], self.last = self.laps.get(name, 0.0) + now - self.last, now
 
 
 # -- DAS, one rotation at a time ------------------------------------------------------------------------------
