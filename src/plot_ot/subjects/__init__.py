@@ -1,12 +1,16 @@
 """Networks that can be recorded once and resumed at an edit."""
 
 from plot_ot.subjects.base import BankRecording, Place, Recording, Store, Subject, record, record_pairs
+from plot_ot.subjects.decoder import DecoderStore, DecoderSubject
 from plot_ot.subjects.gru import GRUNet, GRUSubject
+from plot_ot.subjects.loading import load_model
 from plot_ot.subjects.mlp import MLPSubject
 from plot_ot.subjects.module import ModuleSubject
 
 __all__ = [
     "BankRecording",
+    "DecoderStore",
+    "DecoderSubject",
     "GRUNet",
     "GRUSubject",
     "MLPSubject",
@@ -15,6 +19,7 @@ __all__ = [
     "Recording",
     "Store",
     "Subject",
+    "load_model",
     "record",
     "record_pairs",
 ]

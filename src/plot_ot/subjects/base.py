@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from plot_ot.banks import Bank
@@ -66,8 +66,15 @@ class Subject(ABC):
         """Where the network's weights are."""
 
     @abstractmethod
-    def record(self, inputs: Tensor) -> Store:
-        """Run every input once; keep the outputs and the activation at every place."""
+    def record(self, inputs: Tensor, bases: Bool[Tensor, " inputs"] | None = None) -> Store:
+        """Run every input once; keep the outputs and the activation at every place.
+
+        Only the `bases` (all by default) will be resumed: a subject may keep less of the others.
+        """
+
+    def outputs_of(self, store: Store) -> Float[Tensor, "inputs ..."]:
+        """The recorded outputs, read out as this subject reads out what it resumes."""
+        return store.outputs
 
     @abstractmethod
     def resume(
@@ -137,12 +144,12 @@ class Recording:
     @property
     def base_outputs(self) -> Float[Tensor, "pairs ..."]:
         """𝔑(x^b)."""
-        return self.store.outputs[self.base_rows]
+        return self.subject.outputs_of(self.store)[self.base_rows]
 
     @property
     def source_outputs(self) -> Float[Tensor, "pairs ..."]:
         """𝔑(x^s)."""
-        return self.store.outputs[self.source_rows]
+        return self.subject.outputs_of(self.store)[self.source_rows]
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,10 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
         if len(base) != len(source) or not len(base):
             raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
     distinct, rows = torch.unique(torch.cat([x for pair in pairs for x in pair]), dim=0, return_inverse=True)
-    store = subject.record(distinct)
+    is_base = torch.cat([torch.arange(2 * len(base)) < len(base) for base, _ in pairs])
+    bases = torch.zeros(len(distinct), dtype=torch.bool)
+    bases[rows.cpu()[is_base]] = True
+    store = subject.record(distinct, bases)
     _refuse_non_finite(store)
     recordings, at = [], 0
     rows = rows.to(subject.device)

@@ -64,7 +64,7 @@ class GRUSubject(Subject):
     def weights(self) -> Mapping[str, Tensor]:
         return self.net.state_dict()
 
-    def record(self, inputs: Tensor) -> Store:
+    def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
         kept: dict[str, list[Tensor]] = {p.name: [] for p in self.places}
 
         def keep(name: str) -> Callable[[Tensor], Tensor]:

@@ -81,7 +81,7 @@ class ModuleSubject(Subject):
         # a full forward keeps more alive than its places show
         return 4 * 4 * sum(p.width for p in self.places)
 
-    def record(self, inputs: Tensor) -> Store:
+    def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
         kept: dict[str, list[Tensor]] = {n: [] for n in self._modules}
 
         def keep(name: str) -> Callable[[Tensor], Tensor]:

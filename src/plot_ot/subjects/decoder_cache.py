@@ -1,0 +1,311 @@
+"""What a decoder keeps of a prompt so that it can be resumed: the keys and values of its earlier tokens, and how its
+blocks were called. The variants of a prompt share them, and no resumed pass ever changes them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from plot_ot.errors import PlotError
+
+ATTENTION = "plot_ot_branches"
+"""The name under which transformers knows `branch_attention`."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a block's query tokens see. It travels to the attention function in the place of the mask."""
+
+    keys: Float[Tensor, "pairs groups before width"]
+    values: Float[Tensor, "pairs groups before width"]
+    hidden: Float[Tensor, "pairs 1 1 1 tail before+tail"] | None
+    """0 where a query sees a token before its branch or within it, -inf where not; None where it sees all."""
+    tail: int
+    """Tokens per branch."""
+
+
+def branch_attention(
+    module: nn.Module,
+    query: Float[Tensor, "pairs heads queries width"],
+    key: Float[Tensor, "pairs groups queries width"],
+    value: Float[Tensor, "pairs groups queries width"],
+    attention_mask: Prefix,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Float[Tensor, "pairs queries heads width"], None]:
+    """Attention of V branches of T tokens each: a query sees its pair's prefix and its own branch, no other branch.
+
+    All heads and variants that share keys are one product with them, and V x V scores are never formed.
+    """
+    prefix, tail = attention_mask, attention_mask.tail
+    pairs, heads, queries, width = query.shape
+    q = query * (width**-0.5 if scaling is None else scaling)
+    q = q.reshape(pairs, key.shape[1], -1, queries // tail, tail, width)  # groups, heads of a group, variants, tail
+    k, v = (t.unflatten(2, (-1, tail)).unsqueeze(2) for t in (key, value))
+    before = (q.flatten(2, 4) @ prefix.keys.mT).unflatten(2, q.shape[2:5])
+    own = (q * k).sum(dim=-1, keepdim=True) if tail == 1 else q @ k.mT
+    scores = torch.cat([before, own], dim=-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if prefix.hidden is not None:
+        scores = scores + prefix.hidden
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    seen, within = weights.split([prefix.keys.shape[2], tail], dim=-1)
+    out = (seen.flatten(2, 4) @ prefix.values).unflatten(2, q.shape[2:5])
+    out = out + (within * v if tail == 1 else within @ v)
+    return out.reshape(pairs, heads, queries, -1).transpose(1, 2), None
+
+
+def register_attention() -> None:
+    """Tell transformers about `branch_attention`."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if ATTENTION not in ALL_ATTENTION_FUNCTIONS:
+        type(ALL_ATTENTION_FUNCTIONS).register(ATTENTION, branch_attention)
+
+
+class PrefixCache:
+    """Keys, values, masks and call arguments of the prompts that will be resumed.
+
+    Prompts end at the same column; a slot's page of a layer is [groups, tokens, key width + value width]. Pages beyond
+    `limit` bytes in all are kept in a file.
+    """
+
+    def __init__(
+        self, slots: Int[Tensor, " rows"], lengths: Int[Tensor, " rows"], layers: int, limit: int, tail: int = 1
+    ) -> None:
+        self.slots = slots
+        """Each recorded row's slot, -1 for rows that keep none."""
+        self.lengths = lengths[slots >= 0]
+        self.count = len(self.lengths)
+        self.layers = layers
+        self.tail = tail
+        self.width = int(self.lengths.max()) if self.count else 0
+        self._limit = limit
+        self._pages: _Pages | None = None
+        self._key_width: dict[int, int] = {}
+        self._visible: dict[int, Bool[Tensor, "slots tail tokens"]] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._tokenwise: dict[tuple[Any, ...], Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return 0 if self._pages is None else self._pages.bytes
+
+    @property
+    def spilled(self) -> bool:
+        """Whether keys and values are in a file."""
+        return self._pages is not None and self._pages.file is not None
+
+    # -- recording ----------------------------------------------------------------------------------------
+
+    def keep_keys(self, layer: int, slots: Tensor, real: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep the keys and values of a batch's rows at one layer, for all tokens but the last."""
+        page = torch.cat([keys[:, :, :-1], values[:, :, :-1]], dim=-1)
+        # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
+        page = page.masked_fill(~real[:, None, :-1, None], 0)
+        if self._pages is None:
+            shape = (self.layers, self.count, page.shape[1], self.width - 1, page.shape[3])
+            self._pages = _Pages(shape, page, self._limit)
+        self._key_width[layer] = keys.shape[-1]
+        self._pages.write(layer, slots, page)
+
+    def keep_call(self, layer: int, slots: Tensor, batch: Tensor, real: Tensor, arguments: Mapping[str, Any]) -> None:
+        """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
+        self._keep_mask(layer, slots, batch, real, arguments.get("attention_mask"))
+        kept = {n: self._split((layer, n), value, slots, batch, real.shape) for n, value in arguments.items()}
+        self._calls.setdefault(layer, kept)
+
+    def _keep_mask(self, layer: int, slots: Tensor, batch: Tensor, real: Tensor, mask: Any) -> None:
+        n = real.shape[1]
+        if mask is None:
+            visible = torch.ones(n, n, dtype=torch.bool, device=real.device).tril() & real[:, None]
+        elif isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] == 1:
+            seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+            visible = seen[:, 0].expand(len(real), n, n).to(real.device)
+        else:
+            found = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise PlotError(
+                f"Block {layer} is called with an attention mask {found}; resuming needs [rows, 1, tokens, tokens]."
+            )
+        tail = min(self.tail, n)
+        if bool((visible & ~torch.ones(n, n, dtype=torch.bool, device=real.device).tril()).any()):
+            raise PlotError(
+                f"In block {layer} tokens see later tokens: a resumed prompt would not notice its own edit."
+            )
+        if layer not in self._visible:
+            self._visible[layer] = torch.zeros(
+                self.count, self.tail, self.width, dtype=torch.bool, device=visible.device
+            )
+        self._visible[layer][slots, -tail:, self.width - n :] = visible[batch, -tail:]
+
+    def _split(self, path: tuple[Any, ...], value: Any, slots: Tensor, batch: Tensor, shape: torch.Size) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._split((*path, k), v, slots, batch, shape) for k, v in enumerate(value))
+        if isinstance(value, dict):
+            return {k: self._split((*path, k), v, slots, batch, shape) for k, v in value.items()}
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != shape[1]:
+            return None if path[1] == "attention_mask" or hasattr(value, "get_seq_length") else value
+        rows = value.expand(shape[0], *value.shape[1:])[batch]
+        tail = min(self.tail, shape[1])
+        if path not in self._tokenwise:
+            self._tokenwise[path] = rows.new_zeros(self.count, self.tail, *value.shape[2:])
+        self._tokenwise[path][slots, -tail:] = rows[:, -tail:]
+        return _Token(path)
+
+    def finish(self) -> None:
+        """Let layers that saw the same masks and positions share them."""
+        for kept in (self._visible, self._tokenwise):
+            distinct: list[Tensor] = []
+            for key, tensor in kept.items():
+                same = next((d for d in distinct if d.device == tensor.device and torch.equal(d, tensor)), None)
+                if same is None:
+                    distinct.append(tensor)
+                else:
+                    kept[key] = same  # type: ignore[index]
+
+    # -- resuming -----------------------------------------------------------------------------------------
+
+    def view(self, rows: Int[Tensor, " pairs"], tail: int) -> PrefixView:
+        """What some pairs' resumed tokens, the last `tail` of each prompt, need."""
+        slots = self.slots[rows.to(self.slots.device)]
+        if bool((slots < 0).any()):
+            raise PlotError(
+                f"{int((slots < 0).sum())} of {len(slots)} base inputs were recorded as sources only, without their "
+                f"keys and values. Record them as bases."
+            )
+        return PrefixView(self, slots, tail, int(self.lengths[slots].max()) - tail)
+
+
+@dataclass(frozen=True)
+class _Token:
+    """Stands for a value that belongs to tokens."""
+
+    path: tuple[Any, ...]
+
+
+class PrefixView:
+    """The cache as some pairs' resumed tokens see it."""
+
+    def __init__(self, cache: PrefixCache, slots: Tensor, tail: int, before: int) -> None:
+        self.cache, self.slots, self.tail = cache, slots, tail
+        end = cache.width - tail
+        self.columns = slice(end - before, end)
+        self._made: dict[Any, Any] = {}
+
+    def device(self, layer: int) -> torch.device:
+        """Where a layer works."""
+        return self.cache._visible[layer].device
+
+    def call(self, layer: int, variants: int) -> dict[str, Any]:
+        """What to call a block with besides the hidden states."""
+
+        def put(value: Any) -> Any:
+            if isinstance(value, _Token):
+                return self._tokens(value, variants)
+            if isinstance(value, (tuple, list)):
+                return type(value)(put(v) for v in value)
+            return {k: put(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+        return {**put(self.cache._calls[layer]), "attention_mask": self._prefix(layer)}
+
+    def _tokens(self, token: _Token, variants: int) -> Float[Tensor, "pairs queries ..."]:
+        kept = self.cache._tokenwise[token.path]
+        if (id(kept), variants) not in self._made:
+            rows = kept[self.slots.to(kept.device), -self.tail :]
+            self._made[id(kept), variants] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
+        return self._made[id(kept), variants]
+
+    def _prefix(self, layer: int) -> Prefix:
+        assert self.cache._pages is not None  # noqa: S101
+        page = self.cache._pages.read(layer, self.slots, self.columns)
+        keys, values = page.split([k := self.cache._key_width[layer], page.shape[-1] - k], dim=-1)
+        return Prefix(keys, values, self._hidden(layer, keys.dtype), self.tail)
+
+    def _hidden(self, layer: int, dtype: torch.dtype) -> Tensor | None:
+        kept = self.cache._visible[layer]
+        if id(kept) not in self._made:
+            columns = slice(self.columns.start, self.cache.width)
+            visible = kept[self.slots.to(kept.device), -self.tail :, columns]
+            hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
+            self._made[id(kept)] = None if bool(visible.all()) else hidden[:, None, None, None]
+        return self._made[id(kept)]
+
+
+class _Pages:
+    """[layers, slots, groups, tokens, width] numbers, in memory up to a limit and in a file beyond it."""
+
+    def __init__(self, shape: tuple[int, ...], like: Tensor, limit: int) -> None:
+        self.shape, self.dtype = shape, like.dtype
+        self.file: Path | None = None
+        self._slot = torch.Size(shape[2:]).numel() * like.element_size()
+        self.bytes = shape[0] * shape[1] * self._slot
+        self._layers: dict[int, Tensor] = {}
+        if self.bytes > limit:
+            folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
+            self.file = Path(folder.name) / "pages"
+            self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600)
+            os.truncate(self._handle, self.bytes)
+            weakref.finalize(self, _close, self._handle, folder)
+
+    def write(self, layer: int, slots: Tensor, page: Tensor) -> None:
+        """Keep a batch's pages; they end at the last column."""
+        start = self.shape[3] - page.shape[2]
+        if self.file is None:
+            if layer not in self._layers:
+                self._layers[layer] = page.new_zeros(self.shape[1:])
+            self._layers[layer][slots.to(page.device), :, start:] = page
+            return
+        whole = page.new_zeros(len(page), *self.shape[2:])
+        whole[:, :, start:] = page
+        for slot, row in zip(slots.tolist(), whole.cpu(), strict=True):
+            os.pwrite(self._handle, _raw(row), self._at(layer, slot))
+        self._device = page.device
+
+    def read(self, layer: int, slots: Tensor, columns: slice) -> Float[Tensor, "pairs groups tokens width"]:
+        """A copy of some slots' pages."""
+        if self.file is None:
+            kept = self._layers[layer][:, :, columns]
+            return kept.index_select(0, slots.to(kept.device))
+        whole = torch.empty(len(slots), *self.shape[2:], dtype=self.dtype)
+        for row, slot in zip(whole, slots.tolist(), strict=True):
+            os.preadv(self._handle, [_raw(row)], self._at(layer, slot))
+        return whole[:, :, columns].to(self._device)
+
+    def _at(self, layer: int, slot: int) -> int:
+        return (layer * self.shape[1] + slot) * self._slot
+
+
+def _raw(row: Tensor) -> memoryview:
+    return row.flatten().view(torch.uint8).numpy().data
+
+
+def _close(handle: int, folder: tempfile.TemporaryDirectory[str]) -> None:
+    os.close(handle)
+    folder.cleanup()
+
+
+def recording_cache(sink: Callable[[int, Tensor, Tensor], None]) -> Any:
+    """A cache for one forward pass from nothing: it hands keys and values to `sink` and keeps none."""
+    from transformers import DynamicCache
+
+    class Recorder(DynamicCache):
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            sink(layer_idx, key_states, value_states)
+            return key_states, value_states
+
+    return Recorder()

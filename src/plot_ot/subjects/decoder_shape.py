@@ -1,0 +1,208 @@
+"""The usual decoder shape: embedding, a list of blocks, final norm, unembedding; found by structure, not by name.
+
+A tiny probe forward says which modules run after the blocks, whether attention is causal, and whether the logits are
+what norm and unembedding give: a model that differs is refused before any time is spent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from plot_ot.errors import PlotError
+from plot_ot.subjects.base import frozen
+
+VOCABULARY_AT_ONCE = 8192
+"""Columns of logits computed at a time where only their maximum is wanted."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A causal language model taken apart."""
+
+    model: nn.Module
+    trunk: nn.Module
+    """The module that owns embedding, blocks and final norm."""
+    blocks: tuple[nn.Module, ...]
+    after: tuple[nn.Module, ...]
+    """What runs between the last block and the unembedding: the final norm."""
+    head: nn.Module
+    width: int
+    vocabulary: int
+    cap: float | None
+    """Gemma's soft cap of the final logits."""
+    scale: float
+    configs: tuple[Any, ...] = field(repr=False)
+    """Every configuration object in which attention modules look up how to attend."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Decoder:
+        """Take a live model apart, or say what is missing."""
+        model = _without_wrapper(model)
+        name = type(model).__name__
+        config = getattr(model, "config", None)
+        if config is None or not hasattr(model, "get_output_embeddings"):
+            raise _strange(name, "it is no Hugging Face model")
+        if getattr(config, "is_encoder_decoder", False):
+            raise _strange(name, "it has an encoder and a decoder")
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        if head is None:
+            raise _strange(name, "it has no unembedding (language-model head)")
+        path, blocks = _block_list(model, name)
+        trunk = model.get_submodule(path.rpartition(".")[0])
+        if "position_ids" not in inspect.signature(trunk.forward).parameters:
+            raise _strange(name, "it takes no position_ids, so left-padded prompts would shift")
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+        scale = float(getattr(text, "logit_scale", 1.0) or 1.0) / float(getattr(text, "logits_scaling", 1.0) or 1.0)
+        parts = {
+            "model": model,
+            "trunk": trunk,
+            "blocks": tuple(blocks),
+            "head": head,
+            "vocabulary": int(getattr(head, "out_features", None) or head.weight.shape[0]),
+            "cap": getattr(text, "final_logit_softcapping", None),
+            "scale": scale,
+            "configs": tuple(configs.values()),
+        }
+        return _probe(cls, parts, name)
+
+    # -- reading out --------------------------------------------------------------------------------------
+
+    def logits(
+        self, h: Float[Tensor, "rows d"], tokens: Int[Tensor, " k"] | slice | None = None
+    ) -> Float[Tensor, "rows k"]:
+        """Logits of some tokens (all by default) from the residual after the last block, in float32."""
+        return self._unembed(self.normed(h), tokens)
+
+    def normed(self, h: Float[Tensor, "rows d"]) -> Float[Tensor, "rows d"]:
+        """The residual after the final norm."""
+        for module in self.after:
+            h = module(h)
+        return h
+
+    def largest(self, h: Float[Tensor, "rows d"], without: Int[Tensor, " k"]) -> Float[Tensor, "rows 1"]:
+        """The largest logit of all tokens but some, without ever holding the whole vocabulary."""
+        x = self.normed(h)
+        best = []
+        for at in range(0, self.vocabulary, VOCABULARY_AT_ONCE):
+            piece = slice(at, min(at + VOCABULARY_AT_ONCE, self.vocabulary))
+            inside = without[(without >= piece.start) & (without < piece.stop)] - at
+            logits = self._unembed(x, piece)
+            best.append(logits.index_fill(1, inside, -torch.inf).amax(dim=1) if len(inside) else logits.amax(dim=1))
+        return torch.stack(best, dim=1).amax(dim=1, keepdim=True)
+
+    def _unembed(self, x: Tensor, tokens: Tensor | slice | None) -> Tensor:
+        if tokens is None:
+            raw = self.head(x)
+        elif type(self.head) is nn.Linear:
+            weight, bias = self.head.weight, self.head.bias
+            raw = F.linear(x, weight[tokens], None if bias is None else bias[tokens])
+        else:  # an adapted or quantised unembedding has no plain rows to pick
+            raw = self.head(x)[:, tokens]
+        raw = raw.float() * self.scale if self.scale != 1.0 else raw.float()
+        return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
+
+    # -- attention ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def attending(self, implementation: str) -> Iterator[None]:
+        """While open, the model's attention modules use this implementation."""
+        found = [c._attn_implementation for c in self.configs]
+        try:
+            for c in self.configs:
+                c._attn_implementation = implementation
+            yield
+        finally:
+            for c, before in zip(self.configs, found, strict=True):
+                c._attn_implementation = before
+
+    @property
+    def masking(self) -> str:
+        """An implementation that shows its masks: the model's own, or one in place of a fused kernel."""
+        own = self.trunk.config._attn_implementation  # type: ignore[union-attr]
+        if own in ("eager", "sdpa"):
+            return str(own)
+        return "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
+
+
+def first(output: Any) -> Tensor:
+    """The hidden states of what a module returned."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _strange(name: str, why: str) -> PlotError:
+    return PlotError(
+        f"{name} does not have the usual decoder shape: {why}. DecoderSubject needs a causal language model of "
+        f"transformers (AutoModelForCausalLM). Use ModuleSubject for other networks."
+    )
+
+
+def _without_wrapper(model: nn.Module) -> nn.Module:
+    """The model inside a peft wrapper; its adapter layers sit in the blocks and stay."""
+    config = getattr(model, "peft_config", None)
+    if config and hasattr(model, "get_base_model"):
+        if any(getattr(c, "is_prompt_learning", False) for c in config.values()):
+            raise PlotError("A prompt-learning adapter changes every prompt; use an adapter of the weights (LoRA).")
+        return model.get_base_model()  # type: ignore[operator]
+    return model
+
+
+def _block_list(model: nn.Module, name: str) -> tuple[str, Sequence[nn.Module]]:
+    """The list of modules that holds most of the weights."""
+    lists = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
+    if not lists:
+        raise _strange(name, "it has no list of blocks")
+    path, found = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
+    return path, list(found)
+
+
+def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> Decoder:
+    """Run two prompts that differ in the last token only, and look at what happens."""
+    model, trunk, blocks = parts["model"], parts["trunk"], parts["blocks"]
+    ran: list[nn.Module] = []
+    outputs: dict[int, Tensor] = {}
+
+    def note(module: nn.Module) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            ran.append(module)
+            outputs[id(module)] = first(output)
+
+        return hook
+
+    watched = [*blocks, *(m for m in trunk.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict)))]
+    hooks = [m.register_forward_hook(note(m)) for m in watched]
+    device = model.get_input_embeddings().weight.device
+    v = parts["vocabulary"]
+    ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=device) % v
+    try:
+        with torch.no_grad(), frozen(model):
+            logits = model(input_ids=ids, use_cache=False).logits
+    except Exception as e:
+        raise _strange(name, f"it does not run on token ids alone ({type(e).__name__}: {e})") from e
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if [m for m in ran if m in blocks] != list(blocks):
+        raise _strange(name, "its blocks do not run once each, one after the other")
+    last = outputs[id(blocks[-1])]
+    if last.ndim != 3:
+        raise _strange(name, f"its blocks return {tuple(last.shape)} instead of [rows, tokens, width]")
+    if not torch.equal(last[0, :2], last[1, :2]):
+        raise _strange(name, "earlier tokens see later ones")
+    after = tuple(m for m in ran[ran.index(blocks[-1]) + 1 :])
+    decoder = make(after=after, width=last.shape[-1], **parts)
+    with torch.no_grad(), frozen(model):
+        ours = decoder.logits(last[:, -1])
+    theirs = logits[:, -1].float()
+    if not torch.allclose(ours, theirs.to(ours.device), rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+        raise _strange(name, "its logits are not its unembedding of the final norm")
+    return decoder

@@ -1,0 +1,204 @@
+"""Decoder language models: recorded once and resumed at the edited token, against the plain hooked full forward."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plot_ot.subjects import DecoderSubject, Place, Recording, record_pairs
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, DEPTH, WIDTH = 61, 4, 16
+ANSWERS = ((5, 6), (7,), (8, 9, 10))
+LENGTHS = (9, 12, 7, 12, 3, 10)
+
+
+def configuration(family: str) -> "transformers.PreTrainedConfig":
+    usual = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": 24,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    without_groups = {k: v for k, v in usual.items() if k != "num_key_value_heads"}
+    mixed = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    gemma = {"head_dim": 8, "query_pre_attn_scalar": 8, **mixed}
+    made: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+        "llama": lambda: transformers.LlamaConfig(**usual),
+        "llama-tied": lambda: transformers.LlamaConfig(**usual, tie_word_embeddings=True),
+        "qwen2": lambda: transformers.Qwen2Config(**usual, use_sliding_window=True, **mixed),
+        "qwen3": lambda: transformers.Qwen3Config(**usual, head_dim=8),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **usual, **gemma, attn_logit_softcapping=1.5, final_logit_softcapping=2.0
+        ),
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **usual,
+            **gemma,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        ),
+        "mistral": lambda: transformers.MistralConfig(**usual, sliding_window=5),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=DEPTH, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2
+        ),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**without_groups),
+        "phi": lambda: transformers.PhiConfig(**usual),
+        "olmo2": lambda: transformers.Olmo2Config(**usual),
+        "mixtral": lambda: transformers.MixtralConfig(**usual, num_local_experts=3),
+    }
+    return made[family]()
+
+
+FAMILIES = (
+    *("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3"),
+    *("mistral", "gpt2", "gpt_neox", "phi", "olmo2", "mixtral"),
+)
+
+
+def network(family: str, seed: int = 1000) -> nn.Module:
+    """A random model whose attention is not nearly uniform and whose edits matter."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(configuration(family)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0, 0.3) if p.ndim > 1 else p.add_(0.1 * torch.randn(p.shape))
+    return model
+
+
+def prompts(seed: int = 1000) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+PROMPTS = prompts()
+
+
+def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = [PROMPTS[int(r)] for r in rows[:, 0]]
+    longest = max(map(len, chosen)) + 1  # a column of padding for all, too
+    ids = [[0] * (longest - len(p)) + p for p in chosen]
+    mask = [[0] * (longest - len(p)) + [1] * len(p) for p in chosen]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+BASE, SOURCE = torch.tensor([[0], [1], [2], [3], [4], [0]]), torch.tensor([[5], [0], [1], [2], [3], [4]])
+
+
+def recorded(model: nn.Module, **options: object) -> Recording:
+    subject = DecoderSubject(model, encode, ANSWERS, **options)
+    return record_pairs(subject, (BASE, SOURCE))[0]
+
+
+# -- the oracle: plain torch hooks on the whole model, one unpadded prompt at a time -------------------------------
+
+
+def block_list(model: nn.Module) -> nn.ModuleList:
+    return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == DEPTH)
+
+
+@contextlib.contextmanager
+def hooked(model: nn.Module, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """While open, the last token's residual after block k becomes edits[k](residual)."""
+
+    def hook(edit: Callable[[Tensor], Tensor]) -> Callable[..., object]:
+        def change(_: nn.Module, __: object, output: object) -> object:
+            h = output[0] if isinstance(output, tuple) else output
+            h = torch.cat([h[:, :-1], edit(h[:, -1]).to(h.dtype).unsqueeze(1)], dim=1)
+            return (h, *output[1:]) if isinstance(output, tuple) else h
+
+        return change
+
+    handles = [block_list(model)[k].register_forward_hook(hook(edit)) for k, edit in edits.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def plain(model: nn.Module, row: Tensor, edits: dict[int, Callable[[Tensor], Tensor]]) -> Tensor:
+    """Logits over the vocabulary after one prompt, by itself."""
+    with hooked(model, edits):
+        return model(input_ids=torch.tensor([PROMPTS[int(row)]])).logits[0, -1].float()
+
+
+def as_answers(logits: Tensor, rest: bool = False) -> Tensor:
+    columns = [logits[..., list(group)].amax(dim=-1) for group in ANSWERS]
+    if rest:
+        others = [t for t in range(VOCABULARY) if t not in {t for group in ANSWERS for t in group}]
+        columns.append(logits[..., others].amax(dim=-1))
+    return torch.stack(columns, dim=-1)
+
+
+def variants(recording: Recording, place: Place) -> Tensor:
+    """Unedited, swapped whole, and half way with a strength: [3, pairs, d]."""
+    base, source = recording.base_at(place), recording.source_at(place)
+    return torch.stack([base, source, base + 2.5 * (source - base)])
+
+
+def whole_forwards(model: nn.Module, place: Place, activation: Tensor) -> Tensor:
+    """The vocabulary's logits of every variant and pair, each by a forward pass of its own."""
+    return torch.stack(
+        [
+            torch.stack(
+                [plain(model, row, {place.layer: lambda _, a=a: a[None]}) for row, a in zip(BASE, v, strict=True)]
+            )
+            for v in activation
+        ]
+    )
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+# -- equality with the oracle ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_resuming_equals_the_hooked_full_forward_at_every_layer(family: str) -> None:
+    model = network(family)
+    recording = recorded(model)
+    subject = recording.subject
+    assert [p.name for p in subject.places] == [f"block_output.{k}" for k in range(DEPTH)]
+    with torch.no_grad():
+        for place in subject.places:
+            activation = variants(recording, place)
+            expected = whole_forwards(model, place, activation)
+            arguments = (recording.store, recording.base_rows, place, activation, {})
+            found = subject.watching(vocabulary=True).resume(*arguments)
+            assert relative(found, expected) < 1e-5
+            assert relative(subject.resume(*arguments), as_answers(expected)) < 1e-5
+            with_rest = subject.watching(rest=True).resume(*arguments)
+            assert relative(with_rest, as_answers(expected, rest=True)) < 1e-5
+            # the edits do something, and the variants are not mixed up
+            assert relative(expected[1], expected[0]) > 1e-2
+            assert relative(expected[2], expected[1]) > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recording_equals_the_plain_forward(family: str) -> None:
+    model = network(family)
+    recording = recorded(model)
+    kept: dict[int, Tensor] = {}
+    for rows, index in ((BASE, recording.base_rows), (SOURCE, recording.source_rows)):
+        for row, at in zip(rows, index, strict=True):
+            look = {k: lambda h, k=k: kept.update({k: h[0]}) or h for k in range(DEPTH)}
+            with torch.no_grad():
+                logits = plain(model, row, look)
+            for k in range(DEPTH):
+                assert relative(recording.store.activations[f"block_output.{k}"][at], kept[k]) < 1e-5
+            assert relative(recording.store.outputs[at], as_answers(logits)) < 1e-5
+            assert int(recording.store.top_token[at]) == int(logits.argmax())
+            assert int(recording.store.lengths[at]) == len(PROMPTS[int(row)])
