@@ -148,7 +148,7 @@ def main() -> None:
     lines += [
         "## More bits",
         "",
-        f"Width 16, recipe first-exact, {args.scaling_seeds} seeds; inputs sampled from 8 bits on. One carry per bit, so "
+        f"Width 16, recipe first-exact, {args.scaling_seeds} seeds; inputs sampled from 8 bits on. One carry per bit: "
         "variables and timesteps grow together.",
         "",
         *(f"{bits} bits: {which_seeds(r)}" for bits, r in by_bits.items()),

@@ -74,6 +74,7 @@ def run_addition(
     bits: Bits = 4,
     recipe: RecipeName = "paper",
     split: SplitName = "round-robin",
+    bases: Annotated[int, typer.Option(help="Base inputs in the banks; 4 bits have 256 in all.")] = 256,
     methods: Methods = None,
     seeds: Seeds = 10,
     first_seed: First = 0,
@@ -84,7 +85,7 @@ def run_addition(
     quiet: Quiet = False,
 ) -> None:
     """Binary addition: the paper's second study."""
-    task = BinaryAddition(width, bits, recipe, split)
+    task = BinaryAddition(width, bits, recipe, split, bases)
     finish(task, methods, seeds, first_seed, out, threads, False, figures, quiet, detail)
 
 

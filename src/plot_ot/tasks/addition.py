@@ -40,6 +40,8 @@ class BinaryAddition(Task):
     bits: int = 4
     recipe: str = "paper"
     split: str = "round-robin"
+    bases: int = data.BASES
+    """Base inputs shared out over the splits; 4 bits have 256 in all."""
     name = "addition"
     summary = "binary addition: the carries of a GRU that adds two numbers bit by bit (paper, Section 4.2)"
 
@@ -49,7 +51,9 @@ class BinaryAddition(Task):
             unknown("split", self.split, data.SPLITS)
 
     def config(self) -> dict[str, object]:
-        options = {"width": self.width, "bits": self.bits, "recipe": self.recipe, "split": self.split}
+        options: dict[str, object] = {"width": self.width, "bits": self.bits, "recipe": self.recipe, "split": self.split}
+        if self.bases != data.BASES:
+            options["bases"] = self.bases
         return {"task": self.name, **options}
 
     def causal_model(self) -> CausalModel:
@@ -138,7 +142,7 @@ class BinaryAddition(Task):
     def prepare(self, seed: int, cache: Path) -> Prepared:
         backbone = data.load_backbone(data.Adder(self.bits, self.width, self.recipe), seed, cache)
         backbone.require_exact()
-        splits = data.draw_splits(seed, self.bits, self.split)
+        splits = data.draw_splits(seed, self.bits, self.split, bases=self.bases)
         rows = torch.cat(
             [x for b in (splits.fit, splits.calibration, *splits.test.values()) for x in (b.base, b.source)]
         )
@@ -153,4 +157,4 @@ class BinaryAddition(Task):
 
     def outline(self, seed: int) -> Outline:
         subject = GRUSubject(GRUNet(2, self.width), self.bits)
-        return Outline(subject, data.draw_splits(seed, self.bits, self.split), outputs=self.bits + 1)
+        return Outline(subject, data.draw_splits(seed, self.bits, self.split, bases=self.bases), outputs=self.bits + 1)

@@ -28,6 +28,8 @@ from plot_ot.tasks.base import SeedFailed
 LEAST_BITS, MOST_BITS = 2, 16
 TABLE = 1024
 """A truth table of at most this many inputs (5 bits) is used whole; of a larger one this many are sampled."""
+BASES = 256
+"""Base inputs of the banks: the paper's whole table of 4 bits, and as many sampled ones of more."""
 HELD_OUT = 16_384
 SPLITS = ("round-robin", "proportional")
 FORMAT = "plot-ot adder 1"
@@ -320,7 +322,7 @@ def split_bases(codes: Int[Tensor, " bases"], bits: int, split: str, seed: int) 
     return [torch.tensor(part) for part in (dealt[:half], dealt[half : half + quarter], dealt[half + quarter :])]
 
 
-def draw_splits(seed: int, bits: int = 4, split: str = "round-robin", *, bases: int = TABLE) -> Splits:
+def draw_splits(seed: int, bits: int = 4, split: str = "round-robin", *, bases: int = BASES) -> Splits:
     """All banks of a seed: every base with every source. At most `bases` base inputs, sampled if there are more.
 
     Splits share no base and no pair; they do share sources, as in the paper, which the result counts.
