@@ -51,10 +51,8 @@ class BinaryAddition(Task):
             unknown("split", self.split, data.SPLITS)
 
     def config(self) -> dict[str, object]:
-        options: dict[str, object] = {"width": self.width, "bits": self.bits, "recipe": self.recipe, "split": self.split}
-        if self.bases != data.BASES:
-            options["bases"] = self.bases
-        return {"task": self.name, **options}
+        options = {"width": self.width, "bits": self.bits, "recipe": self.recipe, "split": self.split}
+        return {"task": self.name, **options, "bases": self.bases}
 
     def causal_model(self) -> CausalModel:
         return data.causal_model(self.bits)
