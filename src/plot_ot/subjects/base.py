@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.banks import Bank
@@ -66,10 +66,10 @@ class Subject(ABC):
         """Where the network's weights are."""
 
     @abstractmethod
-    def record(self, inputs: Tensor, bases: Bool[Tensor, " inputs"] | None = None) -> Store:
+    def record(self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None) -> Store:
         """Run every input once; keep the outputs and the activation at every place.
 
-        Only the `bases` (all by default) will be resumed: a subject may keep less of the others.
+        Only the rows `bases` (all by default) will be resumed, mostly in this order: a subject may keep less of others.
         """
 
     def outputs_of(self, store: Store) -> Float[Tensor, "inputs ..."]:
@@ -182,9 +182,8 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
             raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
     distinct, rows = torch.unique(torch.cat([x for pair in pairs for x in pair]), dim=0, return_inverse=True)
     is_base = torch.cat([torch.arange(2 * len(base)) < len(base) for base, _ in pairs])
-    bases = torch.zeros(len(distinct), dtype=torch.bool)
-    bases[rows.cpu()[is_base]] = True
-    store = subject.record(distinct, bases)
+    in_order = list(dict.fromkeys(rows.cpu()[is_base].tolist()))  # each once, where it is first used
+    store = subject.record(distinct, torch.tensor(in_order))
     _refuse_non_finite(store)
     recordings, at = [], 0
     rows = rows.to(subject.device)

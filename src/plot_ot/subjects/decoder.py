@@ -144,13 +144,12 @@ class DecoderSubject(Subject):
                 store.readings[self.reading] = torch.cat([self._read(h) for h in store.final.split(1 << 10)])
         return store.readings[self.reading]
 
-    def record(self, inputs: Tensor, bases: Bool[Tensor, " inputs"] | None = None) -> DecoderStore:
+    def record(self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None) -> DecoderStore:
         """One pass per prompt, in batches of similar length; only `bases` (all by default) keep keys and values."""
         ids, real = self._encoded(inputs)
         lengths, device = real.sum(dim=1), self.device
-        is_base = torch.ones(len(ids), dtype=torch.bool) if bases is None else bases.cpu()
-        slots = torch.where(is_base, is_base.cumsum(0) - 1, -1)
-        cache = PrefixCache(slots, lengths, len(self.decoder.blocks), self.memory // 2)
+        bases = torch.arange(len(ids)) if bases is None else bases.cpu()
+        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), self.memory // 2)
         names = {p.layer: p.name for p in self.places}
         kept = {n: torch.empty(len(ids), self.decoder.width, device=device) for n in names.values()}
         final = torch.empty(len(ids), self.decoder.width, device=device)
@@ -158,7 +157,8 @@ class DecoderSubject(Subject):
         with torch.no_grad(), frozen(self.decoder.model), self.decoder.attending(self.decoder.masking):
             for rows in self._batches(lengths):
                 here, longest = rows.to(device), int(lengths[rows].max())
-                residuals = self._forward(ids[rows, -longest:].to(device), real[rows, -longest:], cache, slots[rows])
+                tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
+                residuals = self._forward(tokens, mask, cache.batch(rows, mask))
                 for layer, name in names.items():
                     kept[name][here] = residuals[layer].to(device)
                 final[here] = residuals[-1].to(device)
@@ -166,8 +166,8 @@ class DecoderSubject(Subject):
         cache.finish()
         store = DecoderStore(inputs, kept, final, top, lengths, final, cache)
         store = replace(store, outputs=self.outputs_of(store))
-        if cache.count and not self._checked:
-            self._check(store, ids, real, int(torch.where(is_base, lengths, 0).argmax()))
+        if len(cache) and not self._checked:
+            self._check(store, ids, real, int(bases[cache.lengths.argmax()]))
         return store
 
     def resume(
@@ -238,36 +238,30 @@ class DecoderSubject(Subject):
             yield rows
             at += len(rows)
 
-    def _forward(self, ids: Tensor, real: Tensor, cache: PrefixCache, slots: Tensor) -> list[Float[Tensor, "rows d"]]:
-        """A plain forward pass; gives the last token's residual after every block and fills the bases' slots."""
+    def _forward(self, ids: Tensor, real: Tensor, batch: Any) -> list[Float[Tensor, "rows d"]]:
+        """A plain forward pass: the last token's residual after every block; `batch` is shown what bases need."""
         residuals: list[Tensor] = []
-        batch = (slots >= 0).nonzero().squeeze(1)
-        slots, real = slots[batch], real.to(ids.device)
 
-        def before(layer: int) -> Callable[..., None]:
-            def keep(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-                named = dict(zip(inspect.signature(block.forward).parameters, args, strict=False)) | dict(kwargs)
-                del named["hidden_states"]
-                cache.keep_call(layer, slots, batch, real, named)
+        def show(layer: int) -> Callable[..., None]:
+            names = list(inspect.signature(self.decoder.blocks[layer].forward).parameters)
 
-            return keep
+            def call(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+                named = dict(zip(names, args, strict=False)) | dict(kwargs)
+                batch.call(layer, {n: v for n, v in named.items() if n != names[0]})
 
-        def keys(layer: int, k: Tensor, v: Tensor) -> None:
-            cache.keep_keys(layer, slots, real[batch], k[batch], v[batch])
+            return call
 
         blocks = self.decoder.blocks
-        hooks = [
-            b.register_forward_hook(lambda _, __, out: residuals.append(first(out)[:, -1].float())) for b in blocks
-        ]
-        if len(batch):
-            hooks += [b.register_forward_pre_hook(before(k), with_kwargs=True) for k, b in enumerate(blocks)]
+        hooks = [b.register_forward_hook(lambda _, __, h: residuals.append(first(h)[:, -1].float())) for b in blocks]
+        if batch is not None:
+            hooks += [b.register_forward_pre_hook(show(k), with_kwargs=True) for k, b in enumerate(blocks)]
         try:
             self.decoder.trunk(
                 input_ids=ids,
                 attention_mask=real.long(),
                 position_ids=(real.cumsum(dim=1) - 1).clamp(min=0),
-                past_key_values=recording_cache(keys) if len(batch) else None,
-                use_cache=bool(len(batch)),
+                past_key_values=None if batch is None else recording_cache(batch.keys),
+                use_cache=batch is not None,
             )
         finally:
             for hook in hooks:

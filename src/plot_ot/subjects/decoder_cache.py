@@ -83,21 +83,24 @@ class PrefixCache:
     """
 
     def __init__(
-        self, slots: Int[Tensor, " rows"], lengths: Int[Tensor, " rows"], layers: int, limit: int, tail: int = 1
+        self, bases: Int[Tensor, " slots"], lengths: Int[Tensor, " rows"], layers: int, limit: int, tail: int = 1
     ) -> None:
-        self.slots = slots
+        self.slots = torch.full_like(lengths, -1)
         """Each recorded row's slot, -1 for rows that keep none."""
-        self.lengths = lengths[slots >= 0]
-        self.count = len(self.lengths)
+        self.slots[bases] = torch.arange(len(bases))
+        self.lengths = lengths[bases]
         self.layers = layers
         self.tail = tail
-        self.width = int(self.lengths.max()) if self.count else 0
+        self.width = int(self.lengths.max()) if len(bases) else 0
         self._limit = limit
         self._pages: _Pages | None = None
         self._key_width: dict[int, int] = {}
         self._visible: dict[int, Bool[Tensor, "slots tail tokens"]] = {}
         self._calls: dict[int, dict[str, Any]] = {}
         self._tokenwise: dict[tuple[Any, ...], Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     @property
     def bytes(self) -> int:
@@ -111,59 +114,10 @@ class PrefixCache:
 
     # -- recording ----------------------------------------------------------------------------------------
 
-    def keep_keys(self, layer: int, slots: Tensor, real: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keep the keys and values of a batch's rows at one layer, for all tokens but the last."""
-        page = torch.cat([keys[:, :, :-1], values[:, :, :-1]], dim=-1)
-        # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
-        page = page.masked_fill(~real[:, None, :-1, None], 0)
-        if self._pages is None:
-            shape = (self.layers, self.count, page.shape[1], self.width - 1, page.shape[3])
-            self._pages = _Pages(shape, page, self._limit)
-        self._key_width[layer] = keys.shape[-1]
-        self._pages.write(layer, slots, page)
-
-    def keep_call(self, layer: int, slots: Tensor, batch: Tensor, real: Tensor, arguments: Mapping[str, Any]) -> None:
-        """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
-        self._keep_mask(layer, slots, batch, real, arguments.get("attention_mask"))
-        kept = {n: self._split((layer, n), value, slots, batch, real.shape) for n, value in arguments.items()}
-        self._calls.setdefault(layer, kept)
-
-    def _keep_mask(self, layer: int, slots: Tensor, batch: Tensor, real: Tensor, mask: Any) -> None:
-        n = real.shape[1]
-        if mask is None:
-            visible = torch.ones(n, n, dtype=torch.bool, device=real.device).tril() & real[:, None]
-        elif isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] == 1:
-            seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-            visible = seen[:, 0].expand(len(real), n, n).to(real.device)
-        else:
-            found = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise PlotError(
-                f"Block {layer} is called with an attention mask {found}; resuming needs [rows, 1, tokens, tokens]."
-            )
-        tail = min(self.tail, n)
-        if bool((visible & ~torch.ones(n, n, dtype=torch.bool, device=real.device).tril()).any()):
-            raise PlotError(
-                f"In block {layer} tokens see later tokens: a resumed prompt would not notice its own edit."
-            )
-        if layer not in self._visible:
-            self._visible[layer] = torch.zeros(
-                self.count, self.tail, self.width, dtype=torch.bool, device=visible.device
-            )
-        self._visible[layer][slots, -tail:, self.width - n :] = visible[batch, -tail:]
-
-    def _split(self, path: tuple[Any, ...], value: Any, slots: Tensor, batch: Tensor, shape: torch.Size) -> Any:
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._split((*path, k), v, slots, batch, shape) for k, v in enumerate(value))
-        if isinstance(value, dict):
-            return {k: self._split((*path, k), v, slots, batch, shape) for k, v in value.items()}
-        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != shape[1]:
-            return None if path[1] == "attention_mask" or hasattr(value, "get_seq_length") else value
-        rows = value.expand(shape[0], *value.shape[1:])[batch]
-        tail = min(self.tail, shape[1])
-        if path not in self._tokenwise:
-            self._tokenwise[path] = rows.new_zeros(self.count, self.tail, *value.shape[2:])
-        self._tokenwise[path][slots, -tail:] = rows[:, -tail:]
-        return _Token(path)
+    def batch(self, rows: Int[Tensor, " batch"], real: Bool[Tensor, "batch tokens"]) -> _Batch | None:
+        """Start to keep what a forward pass over these rows shows; None where none of them is a base."""
+        inside = (self.slots[rows] >= 0).nonzero().squeeze(1)
+        return _Batch(self, self.slots[rows][inside], inside, real) if len(inside) else None
 
     def finish(self) -> None:
         """Let layers that saw the same masks and positions share them."""
@@ -187,6 +141,78 @@ class PrefixCache:
                 f"keys and values. Record them as bases."
             )
         return PrefixView(self, slots, tail, int(self.lengths[slots].max()) - tail)
+
+
+class _Batch:
+    """The bases among the rows of one forward pass, while it runs."""
+
+    def __init__(self, cache: PrefixCache, slots: Tensor, inside: Tensor, real: Bool[Tensor, "batch tokens"]) -> None:
+        self.cache, self.slots, self.real = cache, slots, real
+        self.inside = slice(None) if len(inside) == len(real) else inside
+        self.padded = not bool(real.all())
+        self._seen: tuple[Any, Tensor] | None = None
+
+    def keys(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values for all tokens but the last."""
+        cache, keys, values = self.cache, keys[self.inside, :, :-1], values[self.inside, :, :-1]
+        if self.padded:
+            # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
+            padding = ~self.real[self.inside, None, :-1, None].to(keys.device)
+            keys, values = keys.masked_fill(padding, 0), values.masked_fill(padding, 0)
+        if cache._pages is None:
+            width = keys.shape[-1] + values.shape[-1]
+            shape = (cache.layers, len(cache), keys.shape[1], cache.width - 1, width)
+            cache._pages = _Pages(shape, keys, cache._limit)
+        cache._key_width[layer] = keys.shape[-1]
+        cache._pages.write(layer, self.slots, torch.cat([keys, values], dim=-1))
+
+    def call(self, layer: int, arguments: Mapping[str, Any]) -> None:
+        """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
+        cache, n = self.cache, self.real.shape[1]
+        tail = min(cache.tail, n)
+        visible = self._visible(layer, arguments.get("attention_mask"))
+        if layer not in cache._visible:
+            kept = torch.zeros(len(cache), cache.tail, cache.width, dtype=torch.bool, device=visible.device)
+            cache._visible[layer] = kept
+        cache._visible[layer][self.slots, -tail:, cache.width - n :] = visible[self.inside, -tail:]
+        cache._calls.setdefault(layer, {name: self._split((layer, name), v) for name, v in arguments.items()})
+
+    def _visible(self, layer: int, mask: Any) -> Bool[Tensor, "batch tokens tokens"]:
+        """Which tokens each token sees, from the mask the model made for this block."""
+        if self._seen is not None and self._seen[0] is mask:
+            return self._seen[1]
+        n, real = self.real.shape[1], self.real
+        earlier = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
+        if mask is None:
+            visible = earlier & real[:, None]
+        elif isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] == 1:
+            seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+            visible = seen[:, 0].expand(len(real), n, n).to(real.device)
+        else:
+            found = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise PlotError(
+                f"Block {layer} is called with an attention mask {found}; resuming needs [rows, 1, tokens, tokens]."
+            )
+        if bool((visible & ~earlier & real[:, :, None]).any()):
+            raise PlotError(f"In block {layer} tokens see later ones: a resumed prompt would not notice its own edit.")
+        self._seen = mask, visible
+        return visible
+
+    def _split(self, path: tuple[Any, ...], value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._split((*path, k), v) for k, v in enumerate(value))
+        if isinstance(value, dict):
+            return {k: self._split((*path, k), v) for k, v in value.items()}
+        if path[1] == "attention_mask" or hasattr(value, "get_seq_length"):  # ours come in their place
+            return None
+        rows, tokens = self.real.shape
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != tokens:
+            return value
+        cache, tail = self.cache, min(self.cache.tail, tokens)
+        if path not in cache._tokenwise:
+            cache._tokenwise[path] = value.new_zeros(len(cache), cache.tail, *value.shape[2:])
+        cache._tokenwise[path][self.slots, -tail:] = value.expand(rows, *value.shape[1:])[self.inside, -tail:]
+        return _Token(path)
 
 
 @dataclass(frozen=True)
@@ -275,9 +301,11 @@ class _Pages:
         self._device = page.device
 
     def read(self, layer: int, slots: Tensor, columns: slice) -> Float[Tensor, "pairs groups tokens width"]:
-        """A copy of some slots' pages."""
+        """Some slots' pages; those in a row are not copied."""
         if self.file is None:
             kept = self._layers[layer][:, :, columns]
+            if torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
+                return kept[int(slots[0]) : int(slots[0]) + len(slots)]
             return kept.index_select(0, slots.to(kept.device))
         whole = torch.empty(len(slots), *self.shape[2:], dtype=self.dtype)
         for row, slot in zip(whole, slots.tolist(), strict=True):
