@@ -68,12 +68,15 @@ class Frame:
         directions = self.read if self.write is None else self.write
         return c if directions is None else c @ directions.mT
 
-    def compose(self, inner: Float[Tensor, "r k"], kind: str) -> Frame:
-        """Directions given in this frame's coordinates: R Q and W Q (PLOT-PCA-DAS is R_Z Q)."""
-        if self.read is None:
-            return Frame.orthonormal(inner, kind)
-        write = None if self.write is None else self.write @ inner
-        return Frame(self.width, self.read @ inner, write, kind)
+    def compose(self, inner: Frame) -> Frame:
+        """Directions given in this frame's coordinates: R Q_R and W Q_W (PLOT-PCA-DAS is R_Z Q)."""
+        if self.read is None or inner.read is None:
+            return inner if self.read is None else self
+        write = None
+        if self.write is not None or inner.write is not None:
+            outer = self.read if self.write is None else self.write
+            write = outer @ (inner.read if inner.write is None else inner.write)
+        return Frame(self.width, self.read @ inner.read, write, inner.kind)
 
     @classmethod
     def stack(cls, frames: Sequence[Frame]) -> Frame:

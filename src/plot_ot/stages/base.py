@@ -62,6 +62,8 @@ class State:
     candidates: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict)
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     handles: Mapping[str, Handle] = field(default_factory=dict)
+    patched: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Calibration scores of the whole places that were tried."""
 
     @classmethod
     def start(cls, problem: Problem) -> State:

@@ -17,7 +17,7 @@ from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
-SCORES = ("paper", "balanced")
+SCORES = ("paper", "balanced", "sensitive")
 TIES = ("smallest", "loss")
 
 
@@ -28,7 +28,8 @@ class Search:
     sizes: tuple[int, ...]
     strengths: tuple[float, ...]
     score: str = "balanced"
-    """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance."""
+    """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance; `sensitive`: only pairs
+    that change the variable."""
     ties: str = "smallest"
     """Between equal scores: `smallest` K, then λ (paper), or the lowest `loss` on the same pairs."""
 
@@ -184,7 +185,7 @@ def pair_weights(recording: BankRecording, variable: str, score: str) -> Float[T
         raise PlotError(f"The calibration bank has no pair that changes '{variable}': a handle cannot be chosen on it.")
     if score == "paper":
         return torch.full_like(sensitive, 1 / len(changed))
-    if not invariant.sum():
+    if score == "sensitive" or not invariant.sum():
         return sensitive / sensitive.sum()
     return 0.5 * sensitive / sensitive.sum() + 0.5 * invariant / invariant.sum()
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from plot_ot.edits import EditBatch, Frame
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored, scored_frames, within_places
 from plot_ot.stages.das import DasSpec, Rotation, train_rotations
 from plot_ot.subjects import Place
+
+GRIDS = ("own", "shared")
+INSIDE = ("place", "frame", "support")
 
 
 @dataclass(frozen=True)
@@ -45,40 +48,60 @@ class SelectPlaces:
 
     Each coupling proposes its `shortlist` places of highest mass; each proposed place is tried as a full patch on
     calibration, and the best `keep` stay open. With one coupling and a shortlist of one there is nothing to try.
+    `grid` says whose (ε, β) counts: every variable's `own`, or one `shared` by all, the best for them on average.
     """
 
     shortlist: int = 1
     keep: int = 1
+    grid: str = "own"
+
+    def __post_init__(self) -> None:
+        if self.grid not in GRIDS:
+            unknown("choice of (ε, β)", self.grid, GRIDS)
 
     def __call__(self, problem: Problem, state: State) -> State:
-        places, handles = {}, {}
-        for v in problem.variables:
-            proposed = self._proposed(state, v)
-            with problem.clock.part("calibration"):
-                weights = pair_weights(problem.calibration, v, problem.score)
-                scores = {
-                    p: float(scored(problem.calibration, _patch(p), v, weights, problem.look)[0]) for p in proposed
-                }
-            ranked = sorted(proposed, key=lambda p: -round(scores[p], 9))  # equal scores keep the order of mass
+        places, handles, patched = {}, {}, {}
+        proposed = {v: self._proposed(state, v) for v in problem.variables}
+        scores = {v: self._scores(problem, v, proposed[v]) for v in problem.variables}
+        if self.grid == "shared":
+            chosen = self._shared(proposed, scores)
+            proposed = {v: [lists[chosen]] for v, lists in proposed.items()}
+        for v, lists in proposed.items():
+            tried = list(dict.fromkeys(p for some in lists for p in some))
+            ranked = sorted(tried, key=lambda p: -round(scores[v][p], 9))  # equal scores keep the order of mass
             places[v] = tuple(ranked[: self.keep])
-            chosen = {
+            patched[v] = {p.name: scores[v][p] for p in tried}
+            how = {
                 "support": ranked[0].name,
-                "proposed": [p.name for p in proposed],
-                "calibration_score": scores[ranked[0]],
-                "by_support": {p.name: scores[p] for p in proposed},
+                "proposed": [p.name for p in tried],
+                "calibration_score": scores[v][ranked[0]],
+                "by_support": patched[v],
             }
-            handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, chosen)
-        return replace(state, places=places, handles=handles)
+            handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, how)
+        return replace(state, places=places, handles=handles, patched=patched)
 
-    def _proposed(self, state: State, variable: str) -> list[Place]:
-        found: dict[str, Place] = {}
-        for c in state.candidates.get(variable, ()):
-            for j in c.coupling.ranking(variable)[: self.shortlist]:
-                place = c.family.sites[j].place
-                found.setdefault(place.name, place)
-        if not found:
+    def _proposed(self, state: State, variable: str) -> list[list[Place]]:
+        """The shortlist of every coupling."""
+        candidates = state.candidates.get(variable, ())
+        if not candidates:
             raise PlotError(f"There is no coupling to select places for '{variable}' from; put a localization before.")
-        return list(found.values())
+        return [[c.family.sites[j].place for j in c.coupling.ranking(variable)[: self.shortlist]] for c in candidates]
+
+    def _scores(self, problem: Problem, variable: str, proposed: Sequence[Sequence[Place]]) -> dict[Place, float]:
+        """The calibration score of every proposed place, patched whole."""
+        with problem.clock.part("calibration"):
+            weights = pair_weights(problem.calibration, variable, problem.score)
+            return {
+                p: float(scored(problem.calibration, _patch(p), variable, weights, problem.look)[0])
+                for p in dict.fromkeys(p for some in proposed for p in some)
+            }
+
+    def _shared(
+        self, proposed: Mapping[str, Sequence[Sequence[Place]]], scores: Mapping[str, Mapping[Place, float]]
+    ) -> int:
+        """The coupling whose shortlists hold the best places, summed over variables."""
+        best = [[max(scores[v][p] for p in some) for some in lists] for v, lists in proposed.items()]
+        return max(range(len(best[0])), key=lambda g: round(sum(row[g] for row in best), 9))
 
 
 def _patch(place: Place) -> list[EditBatch]:
@@ -86,36 +109,100 @@ def _patch(place: Place) -> list[EditBatch]:
 
 
 @dataclass(frozen=True)
+class Hint:
+    """Subspace sizes around the size e of the handle found so far: `factors` · e, at least `floor`."""
+
+    factors: tuple[float, ...]
+    floor: int = 1
+
+    @classmethod
+    def paper(cls) -> Hint:
+        """The factors of Algorithms 11 and 12."""
+        return cls((0.5, 0.75, 1.0, 1.5, 2.0))
+
+    @classmethod
+    def practice(cls, floor: int) -> Hint:
+        """The factors of the authors' runs, which also kept sizes from getting small."""
+        return cls((0.5, 0.75, 1.0, 1.25, 1.5), floor)
+
+    def sizes(self, effective: int, most: int) -> list[int]:
+        """The sizes to train, none above the room there is."""
+        return sorted({min(most, max(self.floor, round(f * effective), 1)) for f in self.factors})
+
+
+@dataclass(frozen=True)
 class TrainDas:
     """Train rotations at every place open to a variable and keep the best on calibration (ties: smallest k)."""
 
-    dimensions: tuple[int, ...] | None = None
-    """Subspace sizes; None is every size up to the place's width."""
+    dimensions: tuple[int, ...] | Hint | None = None
+    """Subspace sizes; None is every size up to the place's width, a `Hint` follows the handles found so far."""
     spec: DasSpec = field(default_factory=DasSpec)
     from_handles: bool = False
     """Start at the directions of the handles found so far, where they are at the same place."""
+    inside: str = "place"
+    """Rotate the whole `place`; the `frame` of the handle found there (PLOT-PCA-DAS: R_Z Q); or only the directions
+    that handle uses, its `support`."""
+
+    def __post_init__(self) -> None:
+        if self.inside not in INSIDE:
+            unknown("room for DAS", self.inside, INSIDE)
 
     def __call__(self, problem: Problem, state: State) -> State:
         rotations: list[Rotation] = []
         with problem.clock.part("das"):
             for n, place in enumerate(problem.subject.places):
-                variables = [v for v in problem.variables if place in state.places[v]]
-                wanted = self.dimensions or range(1, place.width + 1)
-                sizes = sorted({k for k in wanted if k <= place.width})
-                if variables:
+                # variables with one room and one list of sizes are trained as one batch
+                groups: dict[tuple[int, tuple[int, ...]], tuple[Frame | None, list[str]]] = {}
+                for v in problem.variables:
+                    if place in state.places[v]:
+                        room = self._room(state, v, place)
+                        key = (id(room.read) if room else 0, self._sizes(state, v, room.rank if room else place.width))
+                        groups.setdefault(key, (room, []))[1].append(v)
+                for (_, sizes), (room, variables) in groups.items():
                     starts = self._starts(state, place)
                     rotations += train_rotations(
-                        problem.fit, place, variables, sizes, problem.look, self.spec, problem.generator(n), starts
+                        problem.fit,
+                        place,
+                        variables,
+                        sizes,
+                        problem.look,
+                        self.spec,
+                        problem.generator(n),
+                        starts,
+                        room,
                     )
         with problem.clock.part("calibration"):
             handles = {v: best_rotation(problem, [r for r in rotations if r.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
+
+    def _sizes(self, state: State, variable: str, room: int) -> tuple[int, ...]:
+        if isinstance(self.dimensions, Hint):
+            return tuple(self.dimensions.sizes(_found(state, variable).size, room))
+        wanted = self.dimensions or range(1, room + 1)
+        return tuple(sorted({min(k, room) for k in wanted}))
+
+    def _room(self, state: State, variable: str, place: Place) -> Frame | None:
+        """The directions that rotations may mix; None is the whole place."""
+        if self.inside == "place":
+            return None
+        [edit] = [e for e in _found(state, variable).edits if e.place == place]
+        if self.inside == "frame":
+            return edit.frame if edit.frame.read is not None else None
+        used = (edit.gains != 0).nonzero().squeeze(1)
+        read = edit.frame.read if edit.frame.read is not None else torch.eye(place.width)
+        return Frame.orthonormal(read[:, used].contiguous(), "support")
 
     def _starts(self, state: State, place: Place) -> dict[str, Frame]:
         handles = state.handles if self.from_handles else {}
         return {
             v: e.frame for v, h in handles.items() for e in h.edits if e.place == place and e.frame.read is not None
         }
+
+
+def _found(state: State, variable: str) -> Handle:
+    if variable not in state.handles:
+        raise PlotError(f"DAS is to follow the handle of '{variable}', but no stage before has made one.")
+    return state.handles[variable]
 
 
 def best_rotation(problem: Problem, rotations: Sequence[Rotation]) -> Handle:

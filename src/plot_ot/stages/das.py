@@ -71,27 +71,30 @@ def train_rotations(
     spec: DasSpec,
     generator: torch.Generator,
     starts: Mapping[str, Frame] | None = None,
+    room: Frame | None = None,
 ) -> list[Rotation]:
     """Rotations for every variable x dimension x restart at one place, each with its own loss, clipping and stop.
 
     k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained (an oblique one is).
     A variable's first restart begins with the directions of its frame in `starts`, if it has one; others at random.
+    In a `room` of orthonormal directions, rotations mix these only, and k = their number swaps all of them.
     """
     for v in variables:
         recording.bank.require(v)
+    most = place.width if room is None else room.rank
     for k in dimensions:
-        if not 1 <= k <= place.width:
-            raise PlotError(f"A subspace of {k} dimensions does not fit {place.name} of width {place.width}.")
-    whole = () if spec.optimiser == "oblique" else (place.width,)
+        if not 1 <= k <= most:
+            raise PlotError(f"A subspace of {k} dimensions does not fit {place.name} of width {most}.")
+    whole = () if spec.optimiser == "oblique" else (most,)
     jobs = [(v, k, r) for v in variables for k in dimensions if k not in whole for r in range(spec.restarts)]
     done = [
-        Rotation(place, v, Frame.identity(place.width), k, 0, math.nan, 0)
+        Rotation(place, v, room or Frame.identity(place.width), k, 0, math.nan, 0)
         for v in variables
         for k in dimensions
         if k in whole
     ]
     if jobs:
-        done += _train(recording, place, jobs, look, spec, generator, starts or {})
+        done += _train(recording, place, jobs, look, spec, generator, starts or {}, room)
     return done
 
 
@@ -103,13 +106,19 @@ def _train(
     spec: DasSpec,
     generator: torch.Generator,
     starts: Mapping[str, Frame],
+    room: Frame | None,
 ) -> list[Rotation]:
     like = recording.store.activations[place.name]
     widest = max(k for _, k, _ in jobs)
-    drawn = torch.randn(len(jobs), place.width, place.width, generator=generator)
+    room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
+    inner = room.rank
+    drawn = torch.randn(len(jobs), inner, inner, generator=generator)
+    if spec.optimiser != "adam":  # whose generator turns all directions
+        drawn = drawn[:, :, :widest]
     for j, (v, _, restart) in enumerate(jobs):
         if v in starts and not restart:
             given = starts[v].lift(torch.eye(starts[v].rank)).mT  # the directions the frame writes along
+            given = room.coordinates(given.mT).mT[:, : drawn.shape[2]]
             drawn[j, :, : given.shape[1]] = given / given.norm(dim=0).clamp(min=1e-12)
     start = torch.linalg.qr(drawn)[0]
     gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
@@ -127,7 +136,7 @@ def _train(
         total = torch.zeros(len(active), dtype=torch.float64)
         order = torch.randperm(len(distinct.once), generator=generator).to(like.device)
         for classes, pairs, expand in distinct.batches(at_once, order):
-            batch = [EditBatch(place, rotations.frames(active), gains[active])]
+            batch = [EditBatch(place, room.compose(rotations.frames(active)), gains[active])]
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
             losses.sum().backward()
@@ -145,7 +154,7 @@ def _train(
         if not len(active):
             break
     return [
-        Rotation(place, v, rotations.finished(j, k), k, r, float(final[j]), int(epochs[j]))
+        Rotation(place, v, room.compose(rotations.finished(j, k)), k, r, float(final[j]), int(epochs[j]))
         for j, (v, k, r) in enumerate(jobs)
     ]
 
@@ -196,7 +205,7 @@ class _Frames(Protocol):
 class _Tangent:
     """Frames on the Stiefel manifold: step along the tangent space, retract to the nearest orthonormal frame."""
 
-    def __init__(self, start: Float[Tensor, "jobs d d"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
+    def __init__(self, start: Float[Tensor, "jobs d start"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
         self.spec = spec
         # columns beyond a job's own k stay zero: its path does not depend on the widest job of the batch
         self.q = start[:, :, : used.shape[1]] * used[:, None]
@@ -225,7 +234,7 @@ class _Tangent:
 class _Oblique:
     """R and W trained apart, both started at the same orthonormal directions."""
 
-    def __init__(self, start: Float[Tensor, "jobs d d"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
+    def __init__(self, start: Float[Tensor, "jobs d start"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
         self.spec, self.used = spec, used[:, None]
         self.both = (start[:, :, : used.shape[1]] * self.used).repeat(1, 2, 1)  # R above W
         self.adam = _Adam(self.both, spec.clip)
@@ -252,7 +261,7 @@ class _Oblique:
 class _Generator:
     """Q = Q₀ exp(A - Aᵀ) with Adam on the lower triangle of A, as PyTorch's orthogonal parametrization does."""
 
-    def __init__(self, start: Float[Tensor, "jobs d d"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
+    def __init__(self, start: Float[Tensor, "jobs d start"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
         self.start, self.widest, self.spec = start, used.shape[1], spec
         self.a = torch.zeros_like(start)
         self.adam = _Adam(self.a, spec.clip)
