@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plot_ot.errors import unknown
+from plot_ot.sites import Menu, neurons
 from plot_ot.stages.base import Clock, Problem, Stage, State
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate
@@ -27,9 +28,14 @@ class Method:
         clock = Clock()
         problem = replace(problem, clock=clock)
         state = State.start(problem)
+        seen: list[State] = []
         for stage in self.stages:
-            state = stage(problem, state)
-        return state, clock.parts
+            last, state = state, stage(problem, state)
+            if state.candidates is last.candidates and seen:
+                seen[-1] = state  # made from the same couplings
+            elif state.candidates:
+                seen.append(state)
+        return replace(state, trail=tuple(seen)), clock.parts
 
 
 def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]:
@@ -40,7 +46,10 @@ def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]
     return [m for name, m in methods.items() if names is None or name in names]
 
 
-def random_sites(draw: int, search: Search) -> Method:
-    """The control of every transport method: a random ranking of all neurons, then the same search."""
-    stages = (ScoreSites("random", at_random(draw)), Calibrate(replace(search, ties="smallest"), supports="place"))
-    return Method(f"random-{draw}", "random neurons and weights, same search", stages, kind="baseline")
+def random_sites(draw: int, search: Search, menu: Menu = neurons) -> Method:
+    """The control of every transport method: a random ranking of all sites of a menu, then the same search."""
+    stages = (
+        ScoreSites("random", at_random(draw), menu),
+        Calibrate(replace(search, ties="smallest"), supports="place"),
+    )
+    return Method(f"random-{draw}", "random sites and weights, same search", stages, kind="baseline")

@@ -18,7 +18,19 @@ from typing import Any
 from plot_ot.errors import PlotError
 
 FORMAT = "plot-ot run 1"
-LISTS = ("records", "runtimes", "selection", "verdicts", "cross", "sweeps", "failures", "notes")
+LISTS = (
+    "records",
+    "transfer",
+    "runtimes",
+    "selection",
+    "verdicts",
+    "cross",
+    "surfaces",
+    "sweeps",
+    "examples",
+    "failures",
+    "notes",
+)
 """The lists in results.json; a unit file holds its share of each, and of `couplings`."""
 
 Json = dict[str, Any]
@@ -82,10 +94,11 @@ class RunDirectory:
         self.path, self.manifest = path, manifest
 
     @classmethod
-    def open(cls, path: Path, config: Json, versions: Mapping[str, str]) -> RunDirectory:
+    def open(cls, path: Path, config: Json, versions: Mapping[str, str], command: str = "") -> RunDirectory:
         """Start a run in an empty directory, or continue the run of the same configuration found there.
 
-        Seeds and methods may grow from one call to the next; everything else must be the same.
+        Seeds and methods may grow from one call to the next; everything else must be the same. The manifest keeps
+        every `command` that worked on the run.
         """
         described = path / "manifest.json"
         if described.exists():
@@ -114,6 +127,8 @@ class RunDirectory:
                     "cores": os.cpu_count(),
                 },
             }
+        if command:
+            manifest["commands"] = [*manifest.get("commands", []), command]
         write_json(described, manifest)
         return cls(path, manifest)
 
@@ -172,9 +187,9 @@ class RunDirectory:
     def results(self) -> Json:
         """The compiled results."""
         results = read_json(self.path / "results.json")
-        if not isinstance(results, dict) or not all(isinstance(results.get(n), list) for n in LISTS):
+        if not isinstance(results, dict) or not all(isinstance(results.get(n, []), list) for n in LISTS):
             raise PlotError(f"{self.path / 'results.json'} is damaged: run the same command again to compile it anew.")
-        return results
+        return results | {n: results.get(n, []) for n in LISTS}  # older runs have fewer lists
 
     def couplings(self) -> list[Json]:
         """The couplings before calibration."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from plot_ot.banks import Splits
+from plot_ot.banks import Bank, Splits
+from plot_ot.edits import respond
 from plot_ot.handles import Handle
 from plot_ot.methods import Method
 from plot_ot.runs import Json
@@ -23,6 +25,22 @@ from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.subjects import BankRecording, Subject, record
 
 RANDOM_HANDLES = 20
+EXAMPLES = 20
+"""Examples kept per method and variable of a text task."""
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What a text task adds: prompts, the names of the answers, and the network read over its whole vocabulary."""
+
+    render: Callable[[Tensor], list[str]]
+    answers: Sequence[str]
+    strict: Subject
+    """The same network with one more output: the largest logit of all that is not an answer."""
+
+    def say(self, answer: int) -> str:
+        """An answer's name; one past the last is any other token."""
+        return self.answers[answer] if answer < len(self.answers) else "(something else)"
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,9 @@ class Prepared:
     look: Readout
     score: str = "balanced"
     notes: Mapping[str, Any] = field(default_factory=dict)
+    transfer: Mapping[tuple[str, str], Bank] = field(default_factory=dict)
+    """More test banks, of another distribution; reported apart."""
+    spoken: Spoken | None = None
 
 
 class Study:
@@ -47,9 +68,12 @@ class Study:
         splits = prepared.splits
         clock = Clock()
         with clock.part("recording"):
-            fit, calibration, *tests = record(prepared.subject, splits.fit, splits.calibration, *splits.test.values())
+            banks = splits.fit, splits.calibration, *splits.test.values()
+            fit, calibration, *tests = record(prepared.subject, *banks)
         self.recording_seconds = clock.parts["recording"]
         self.tests: dict[tuple[str, str], BankRecording] = dict(zip(splits.test, tests, strict=True))
+        elsewhere = record(prepared.subject, *prepared.transfer.values()) if prepared.transfer else []
+        self.transfer: dict[tuple[str, str], BankRecording] = dict(zip(prepared.transfer, elsewhere, strict=True))
         self.bootstraps = {key: Bootstrap(recording.bank) for key, recording in self.tests.items()}
         self.problem = Problem(
             prepared.subject, fit, calibration, splits.fit.variables, prepared.look, prepared.seed, prepared.score
@@ -66,6 +90,9 @@ class Study:
         parts["test"] += time.perf_counter() - start
         parts["recording"] += self.recording_seconds
         records = [self._record(method.name, *key, hits) for key, hits in right.items()]
+        if self.prepared.spoken:
+            for r in records:
+                r["vocabulary"] = self._over_vocabulary(state.handles[r["variable"]], r["bank"])
         for r in records:
             handle = state.handles[r["variable"]]
             patch = full_patch(handle.variable, [e.place for e in handle.edits], self.prepared.subject)
@@ -75,7 +102,10 @@ class Study:
             "runtimes": [{**self._key(method.name), "seconds": sum(parts.values()), "parts": parts}],
             "selection": [self._selection(method.name, h) for h in state.handles.values()],
             "cross": [self._cross(method.name, h, other) for h in state.handles.values() for other in state.handles],
-            "couplings": self._couplings(method.name, state),
+            "surfaces": self._surfaces(method.name, state),
+            "couplings": [c for n, s in enumerate(state.trail) for c in self._couplings(method.name, n, s)],
+            "transfer": [self._elsewhere(method.name, state.handles[v], bank) for v, bank in self.transfer],
+            "examples": [e for h in state.handles.values() for e in self._examples(method.name, h)],
         }
         if method.kind != "baseline":
             unit["verdicts"] = [self._verdict(method.name, h, random_method) for h in state.handles.values()]
@@ -91,7 +121,17 @@ class Study:
             power = self.tests[variable, "sensitivity"].bank.power(variable)
             notes.append({**self._key("controls"), "variable": variable, "power": asdict(power)})
         shared = dict(self.prepared.splits.shared_sources)
-        notes.append({**self._key("controls"), **self.prepared.notes, "shared_sources": shared})
+        calibration = self.problem.calibration.bank
+        sensitive = {v: int(calibration.changed[v].sum()) for v in self.problem.variables}
+        notes.append(
+            {
+                **self._key("controls"),
+                **self.prepared.notes,
+                "shared_sources": shared,
+                "calibration": {"pairs": len(calibration), "sensitive": sensitive},
+                "places": [asdict(p) for p in self.prepared.subject.places],
+            }
+        )
         return {"records": records, "notes": notes}
 
     def sweep_unit(self, variants: Mapping[float, Method]) -> Json:
@@ -150,30 +190,117 @@ class Study:
         accuracy = self._accuracy(handle, "sensitivity", labels_of)
         return {**self._key(method), "handle": handle.variable, "labels": labels_of, "accuracy": accuracy}
 
-    def _couplings(self, method: str, state: State) -> list[Json]:
-        seen: dict[int, Json] = {}
-        for candidates in state.candidates.values():
-            for c in candidates:
-                seen[id(c.coupling)] = {
-                    **self._key(method),
-                    "support": c.label,
-                    "variables": c.coupling.variables,
-                    "sites": c.coupling.sites,
-                    "plan": c.coupling.plan.tolist(),
-                    "kind": c.coupling.kind,
-                    "epsilon": c.coupling.epsilon,
-                    "beta": c.coupling.beta,
-                    "scale": c.coupling.scale,
-                    "unit": c.coupling.unit,
-                    "converged": c.coupling.converged,
-                    "row_error": c.coupling.row_error,
-                    "column_error": c.coupling.column_error,
-                    "flags": c.coupling.flags,
-                }
+    def _couplings(self, method: str, stage: int, state: State) -> list[Json]:
+        """The couplings of one localization stage, each once, with where its sites are and how they did alone."""
         norms = {
             s.name: float(n) for m in state.signatures for s, n in zip(m.family.sites, m.column_norms, strict=True)
         }
-        return [{**c, "raw_norms": [norms[s] for s in c["sites"]]} if norms else c for c in seen.values()]
+        seen: dict[int, Json] = {}
+        for variable, candidates in state.candidates.items():
+            patched = state.patched.get(variable, {})
+            for c in candidates:
+                sites = c.family.sites
+                found = seen.setdefault(
+                    id(c.coupling),
+                    {
+                        **self._key(method),
+                        "stage": stage,
+                        "support": c.label,
+                        "variables": c.coupling.variables,
+                        "sites": c.coupling.sites,
+                        "places": [s.place.name for s in sites],
+                        "spans": [[min(s.directions), max(s.directions) + 1] for s in sites],
+                        "frame": c.family.frames[sites[0].place.name].kind,
+                        "plan": c.coupling.plan.tolist(),
+                        "kind": c.coupling.kind,
+                        "epsilon": c.coupling.epsilon,
+                        "beta": c.coupling.beta,
+                        "scale": c.coupling.scale,
+                        "unit": c.coupling.unit,
+                        "converged": c.coupling.converged,
+                        "row_error": c.coupling.row_error,
+                        "column_error": c.coupling.column_error,
+                        "flags": c.coupling.flags,
+                        "calibration": {},
+                    },
+                )
+                if norms:
+                    found["raw_norms"] = [norms[s.name] for s in sites]
+                if patched and all(len(s.directions) == s.place.width for s in sites):
+                    found["calibration"][variable] = [patched.get(s.place.name) for s in sites]
+        return list(seen.values())
+
+    def _surfaces(self, method: str, state: State) -> list[Json]:
+        """The (K, λ) grid each handle was chosen from, of the coupling that won."""
+        return [
+            {
+                **self._key(method),
+                "variable": v,
+                "support": c.handle.chosen["support"],
+                "epsilon": c.handle.chosen["epsilon"],
+                "beta": c.handle.chosen["beta"],
+                "sizes": c.sizes,
+                "strengths": c.strengths,
+                "scores": [[round(x, 4) for x in row] for row in c.surface[c.candidate].tolist()],
+                "K": c.handle.chosen["K"],
+                "strength": c.handle.chosen["strength"],
+            }
+            for v, c in state.calibrations.items()
+            if state.handles[v] is c.handle
+        ]
+
+    def _elsewhere(self, method: str, handle: Handle, bank: str) -> Json:
+        right = correct(self.transfer[handle.variable, bank], handle, self.problem.look)
+        return {
+            **self._key(method),
+            "variable": handle.variable,
+            "bank": bank,
+            "accuracy": float(right.double().mean()),
+            "pairs": len(right),
+        }
+
+    def _over_vocabulary(self, handle: Handle, bank: str) -> float:
+        """Accuracy where the network may also say anything that is not an answer."""
+        assert self.prepared.spoken is not None  # noqa: S101
+        recording = replace(self.tests[handle.variable, bank], subject=self.prepared.spoken.strict)
+        return float(correct(recording, handle, self.problem.look).double().mean())
+
+    def _examples(self, method: str, handle: Handle) -> list[Json]:
+        """Some sensitive test pairs in words: families dealt evenly, wrong ones first among each family's."""
+        spoken = self.prepared.spoken
+        if spoken is None:
+            return []
+        recording = replace(self.tests[handle.variable, "sensitivity"], subject=spoken.strict)
+        bank, look = recording.bank, self.problem.look
+        outputs = respond(recording, handle.batch())
+        right = look.correct(outputs, bank.labels[handle.variable].to(outputs.device))[0].cpu()
+        after = look.decide(outputs)[0].tolist()
+        before = look.decide(spoken.strict.outputs_of(recording.store)[recording.base_rows]).tolist()
+        each = -(-EXAMPLES // len(bank.families))
+        chosen = []
+        for family in range(len(bank.families)):
+            members = (bank.family == family).nonzero().squeeze(1)
+            wrong, good = members[~right[members]].tolist(), members[right[members]].tolist()
+            half = wrong[: each // 2]
+            chosen += half + good[: each - len(half)]
+        base, source = spoken.render(bank.base[chosen]), spoken.render(bank.source[chosen])
+        return [
+            {
+                **self._key(method),
+                "variable": handle.variable,
+                "bank": "sensitivity",
+                "family": bank.families[int(bank.family[t])],
+                "base_prompt": base[k],
+                "source_prompt": source[k],
+                "before": spoken.say(before[t]),
+                "after": spoken.say(after[t]),
+                "expected": spoken.say(int(bank.labels[handle.variable][t])),
+                "source_answer": spoken.say(int(bank.source_answer[t])),
+                "right": bool(right[t]),
+                "position": {"label": "last token", "base": _last_word(base[k]), "source": _last_word(source[k])},
+            }
+            for k, t in enumerate(chosen)
+        ]
 
     def _verdict(self, method: str, handle: Handle, random_method: Callable[[int], Method]) -> Json:
         if not self._random:
@@ -189,3 +316,9 @@ class Study:
             torch.Generator().manual_seed(self.prepared.seed),
         )
         return {**self._key(method), **asdict(verdict)}
+
+
+def _last_word(prompt: str) -> list[int] | None:
+    """Where the last word or sign of a prompt begins and ends."""
+    found = re.search(r"(\w+|[^\w\s])\s*$", prompt)
+    return list(found.span(1)) if found else None

@@ -64,6 +64,8 @@ class State:
     handles: Mapping[str, Handle] = field(default_factory=dict)
     patched: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Calibration scores of the whole places that were tried."""
+    trail: tuple[State, ...] = ()
+    """The states in which each localization stage left its couplings, and what was made of them."""
 
     @classmethod
     def start(cls, problem: Problem) -> State:
