@@ -92,6 +92,17 @@ def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(ids), torch.tensor(mask)
 
 
+def where(row: Tensor) -> dict[str, int]:
+    """Named tokens, from the end: `early` is elsewhere in every prompt, `third` never is."""
+    n = len(PROMPTS[int(row)])
+    return {"early": -(n - int(row) % 3), "third": -3}
+
+
+POSITIONS = {
+    "early": lambda rows: torch.tensor([where(r)["early"] for r in rows]),
+    "third": lambda rows: -3,
+}
+
 BASE, SOURCE = torch.tensor([[0], [1], [2], [3], [4], [0]]), torch.tensor([[5], [0], [1], [2], [3], [4]])
 
 
@@ -102,24 +113,57 @@ def recorded(model: nn.Module, **options: object) -> Recording:
 
 # -- the oracle: plain torch hooks on the whole model, one unpadded prompt at a time -------------------------------
 
+Edit = Callable[[Tensor], Tensor]
+
 
 def block_list(model: nn.Module) -> nn.ModuleList:
     return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == DEPTH)
 
 
+def inner(block: nn.Module, kind: str) -> nn.Module:
+    names = {
+        "attention_output": ("self_attn", "attn", "attention"),
+        "mlp_output": ("mlp", "block_sparse_moe"),
+    }[kind]
+    return next(getattr(block, name) for name in names if hasattr(block, name))
+
+
+def projection(block: nn.Module) -> nn.Module:
+    attention = inner(block, "attention_output")
+    return next(getattr(attention, name) for name in ("o_proj", "c_proj", "dense") if hasattr(attention, name))
+
+
+def _change(h: Tensor, edit: Edit, token: int, columns: slice) -> Tensor:
+    new = edit(h[0, token, columns].float()).to(h.dtype)
+    whole = torch.zeros(h.shape, dtype=torch.bool)
+    whole[0, token, columns] = True
+    return torch.where(whole, torch.nn.functional.pad(new, (columns.start, h.shape[2] - columns.stop)), h)
+
+
 @contextlib.contextmanager
-def hooked(model: nn.Module, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """While open, the last token's residual after block k becomes edits[k](residual)."""
+def hooked(model: nn.Module, edits: dict[str, Edit], tokens: dict[str, int]) -> Iterator[None]:
+    """While open, the vector at each named place becomes edits[place](vector); `tokens` says where positions are."""
+    handles = []
+    for name, edit in edits.items():
+        path, _, position = name.partition("@")
+        kind, layer, *head = path.split(".")
+        token, block = tokens[position] if position else -1, block_list(model)[int(layer)]
+        size = WIDTH if kind != "head_output" else head_width(model)
+        columns = slice(int(head[0]) * size, (int(head[0]) + 1) * size) if head else slice(0, size)
 
-    def hook(edit: Callable[[Tensor], Tensor]) -> Callable[..., object]:
-        def change(_: nn.Module, __: object, output: object) -> object:
-            h = output[0] if isinstance(output, tuple) else output
-            h = torch.cat([h[:, :-1], edit(h[:, -1]).to(h.dtype).unsqueeze(1)], dim=1)
-            return (h, *output[1:]) if isinstance(output, tuple) else h
+        def before(_: nn.Module, args: tuple, e: Edit = edit, t: int = token, c: slice = columns) -> tuple:
+            return (_change(args[0], e, t, c), *args[1:])
 
-        return change
+        def after(_: nn.Module, __: object, out: object, e: Edit = edit, t: int = token, c: slice = columns) -> object:
+            if isinstance(out, tuple):
+                return (_change(out[0], e, t, c), *out[1:])
+            return _change(out, e, t, c)
 
-    handles = [block_list(model)[k].register_forward_hook(hook(edit)) for k, edit in edits.items()]
+        if kind == "head_output":
+            handles.append(projection(block).register_forward_pre_hook(before))
+        else:
+            module = block if kind == "block_output" else inner(block, kind)
+            handles.append(module.register_forward_hook(after))
     try:
         yield
     finally:
@@ -127,9 +171,13 @@ def hooked(model: nn.Module, edits: dict[int, Callable[[Tensor], Tensor]]) -> It
             handle.remove()
 
 
-def plain(model: nn.Module, row: Tensor, edits: dict[int, Callable[[Tensor], Tensor]]) -> Tensor:
+def head_width(model: nn.Module) -> int:
+    return int(getattr(model.config, "head_dim", None) or WIDTH // 4)
+
+
+def plain(model: nn.Module, row: Tensor, edits: dict[str, Edit], tokens: dict[str, int] | None = None) -> Tensor:
     """Logits over the vocabulary after one prompt, by itself."""
-    with hooked(model, edits):
+    with hooked(model, edits, tokens or {}):
         return model(input_ids=torch.tensor([PROMPTS[int(row)]])).logits[0, -1].float()
 
 
@@ -142,21 +190,20 @@ def as_answers(logits: Tensor, rest: bool = False) -> Tensor:
 
 
 def variants(recording: Recording, place: Place) -> Tensor:
-    """Unedited, swapped whole, and half way with a strength: [3, pairs, d]."""
+    """Unedited, swapped whole, and beyond it with a strength: [3, pairs, d]."""
     base, source = recording.base_at(place), recording.source_at(place)
     return torch.stack([base, source, base + 2.5 * (source - base)])
 
 
 def whole_forwards(model: nn.Module, place: Place, activation: Tensor) -> Tensor:
     """The vocabulary's logits of every variant and pair, each by a forward pass of its own."""
-    return torch.stack(
-        [
-            torch.stack(
-                [plain(model, row, {place.layer: lambda _, a=a: a[None]}) for row, a in zip(BASE, v, strict=True)]
-            )
-            for v in activation
-        ]
-    )
+    one = [
+        torch.stack(
+            [plain(model, row, {place.name: lambda _, a=a: a}, where(row)) for row, a in zip(BASE, v, strict=True)]
+        )
+        for v in activation
+    ]
+    return torch.stack(one)
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -194,7 +241,7 @@ def test_recording_equals_the_plain_forward(family: str) -> None:
     kept: dict[int, Tensor] = {}
     for rows, index in ((BASE, recording.base_rows), (SOURCE, recording.source_rows)):
         for row, at in zip(rows, index, strict=True):
-            look = {k: lambda h, k=k: kept.update({k: h[0]}) or h for k in range(DEPTH)}
+            look = {f"block_output.{k}": lambda h, k=k: kept.update({k: h}) or h for k in range(DEPTH)}
             with torch.no_grad():
                 logits = plain(model, row, look)
             for k in range(DEPTH):
@@ -202,3 +249,32 @@ def test_recording_equals_the_plain_forward(family: str) -> None:
             assert relative(recording.store.outputs[at], as_answers(logits)) < 1e-5
             assert int(recording.store.top_token[at]) == int(logits.argmax())
             assert int(recording.store.lengths[at]) == len(PROMPTS[int(row)])
+
+
+# -- other places ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_places_inside_blocks_and_at_other_tokens_equal_the_hooked_full_forward(family: str) -> None:
+    model = network(family)
+    kinds = ("head_output", "attention_output", "mlp_output", "block_output")
+    recording = recorded(model, kinds=kinds, positions=POSITIONS, layers=(0, 2))
+    subject = recording.subject
+    heads = [f"head_output.2.{h}" for h in range(4)]
+    names = [p.name for p in subject.places]
+    assert names[len(names) // 2 :] == [
+        f"{name}{at}"
+        for name in (*heads, "attention_output.2", "mlp_output.2", "block_output.2")
+        for at in ("@early", "@third", "")
+    ]
+    generator = torch.Generator().manual_seed(1001)
+    with torch.no_grad():
+        for place in subject.places:
+            noise = torch.randn(2, len(BASE), place.width, generator=generator)
+            activation = torch.cat([recording.source_at(place)[None], noise])
+            if place.name.startswith("head_output") and ".1" not in place.name:
+                activation = activation[1:2]
+            expected = as_answers(whole_forwards(model, place, activation))
+            found = subject.resume(recording.store, recording.base_rows, place, activation, {})
+            assert relative(found, expected) < 1e-5, place.name
+            assert relative(expected, recording.base_outputs.expand_as(expected)) > 1e-4, place.name

@@ -1,11 +1,10 @@
-"""A causal language model as a subject: an edit at the last token runs one token through the blocks after it."""
+"""A causal language model as a subject: an edit at a token runs the tokens from there through the blocks after it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import hashlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,16 +16,18 @@ from torch.utils.checkpoint import checkpoint
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
-from plot_ot.subjects.decoder_cache import ATTENTION, PrefixCache, PrefixView, recording_cache, register_attention
-from plot_ot.subjects.decoder_shape import Decoder, first
+from plot_ot.subjects.decoder_cache import PrefixCache, PrefixView, register_attention
+from plot_ot.subjects.decoder_passes import SpotEdit, in_parts, removed, resumed_pass, whole_pass
+from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
+from plot_ot.subjects.decoder_shape import Decoder
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
 """Input rows to token ids and attention mask, padded on the left."""
 
-TOKENS_AT_ONCE = {"cpu": 1 << 10}
-"""Tokens of one recorded batch, where more are not faster."""
-RESPONSES_AT_ONCE = {"cpu": 256}
-"""Responses that run through the blocks together, where more are not faster."""
+RECORDED_AT_ONCE = {"cpu": 1 << 10}
+"""Tokens of one recorded batch, on devices where more are not faster."""
+RESUMED_AT_ONCE = {"cpu": 1 << 9}
+"""Tokens that are resumed together, on devices where more are not faster."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class DecoderStore(Store):
     """The vocabulary's argmax after each prompt."""
     lengths: Int[Tensor, " inputs"]
     """Tokens of each prompt, padding left out."""
+    back: Mapping[str, Int[Tensor, " inputs"]]
+    """How far from the end each named position is."""
     final: Float[Tensor, "inputs d"]
     """The last token's residual after the last block: every read-out follows from it."""
     cache: PrefixCache
@@ -46,13 +49,18 @@ class DecoderStore(Store):
 
 
 class DecoderSubject(Subject):
-    """A Hugging Face causal language model, looked at through the last token's residual after each block.
+    """A Hugging Face causal language model, by default looked at through the last token's residual after each block.
 
     `encode` turns the bank's input rows into token ids and attention mask [rows, tokens], padded on the left.
     `answers[j]` are the tokens that spell candidate answer j; output j is the largest of their logits. With `rest` one
     more output is the largest logit of all other tokens, so that the argmax tells whether the model's own next token is
-    an answer at all. `layers` restricts the places to some blocks. `memory` bounds, in bytes, what a recording and a
-    resumed batch keep besides the weights; keys and values that do not fit go to a temporary file.
+    an answer at all.
+
+    `layers` restricts the places to some blocks. `kinds` are `block_output`, and inside a block `attention_output`,
+    `mlp_output` and `head_output` (before the output projection). `positions` names more tokens than the last, by
+    functions of the input rows that give an index from the end (-1 is the last token); their places end in `@name`.
+    `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
+    not fit go to a temporary file.
     """
 
     def __init__(
@@ -62,6 +70,8 @@ class DecoderSubject(Subject):
         answers: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] | None = None,
+        kinds: Sequence[str] = ("block_output",),
+        positions: Positions | None = None,
         rest: bool = False,
         memory: int = 4 << 30,
     ) -> None:
@@ -70,11 +80,9 @@ class DecoderSubject(Subject):
         self.encode = encode
         self.memory = memory
         self.reading = "rest" if rest else "answers"
-        depth, width = len(self.decoder.blocks), self.decoder.width
-        wanted = range(depth) if layers is None else sorted({k + depth if k < 0 else k for k in layers})
-        if not wanted or not all(0 <= k < depth for k in wanted):
-            raise PlotError(f"Layers must lie in 0..{depth - 1}, the model's blocks; found {list(layers or [])}.")
-        self.places = tuple(Place(f"block_output.{k}", width, k, -1) for k in wanted)
+        self.positions = dict(positions or {})
+        self._spots = spots(self.decoder, kinds, layers, list(self.positions))
+        self.places = tuple(spot.place for spot in self._spots.values())
         self.answers = tuple(tuple(int(t) for t in group) for group in answers)
         _refuse_answers(self.answers, self.decoder.vocabulary)
         self._parameters = list(self.decoder.model.parameters())
@@ -97,11 +105,6 @@ class DecoderSubject(Subject):
     @property
     def device(self) -> torch.device:
         return self.decoder.model.get_input_embeddings().weight.device  # type: ignore[operator]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the blocks compute in; recorded activations and outputs are float32 all the same."""
-        return next(p.dtype for p in self.decoder.blocks[0].parameters() if p.is_floating_point())
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and persistent buffers; what is tied appears once."""
@@ -131,10 +134,9 @@ class DecoderSubject(Subject):
     def cache_bytes(self, rows: int, tokens: int) -> int:
         """Bytes of keys and values of so many base prompts of so many tokens."""
         config = self.decoder.trunk.config.get_text_config()  # type: ignore[union-attr, operator]
-        heads = config.num_attention_heads
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        size = torch.empty((), dtype=self.dtype).element_size()
+        groups = getattr(config, "num_key_value_heads", None) or self.decoder.heads
+        width = getattr(config, "head_dim", None) or self.decoder.width // self.decoder.heads
+        size = torch.empty((), dtype=self.decoder.dtype).element_size()
         return int(rows * (tokens - 1) * len(self.decoder.blocks) * groups * 2 * width * size)
 
     def outputs_of(self, store: Store) -> Tensor:
@@ -149,22 +151,34 @@ class DecoderSubject(Subject):
         ids, real = self._encoded(inputs)
         lengths, device = real.sum(dim=1), self.device
         bases = torch.arange(len(ids)) if bases is None else bases.cpu()
-        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), self.memory // 2)
-        names = {p.layer: p.name for p in self.places}
-        kept = {n: torch.empty(len(ids), self.decoder.width, device=device) for n in names.values()}
+        back = counted_back(self.positions, inputs, lengths)
+        tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
+        entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
+        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), self.memory // 2, tail, entries)
+        kept = {name: torch.empty(len(ids), spot.place.width, device=device) for name, spot in self._spots.items()}
         final = torch.empty(len(ids), self.decoder.width, device=device)
         top = torch.empty(len(ids), dtype=torch.long, device=device)
-        with torch.no_grad(), frozen(self.decoder.model), self.decoder.attending(self.decoder.masking):
-            for rows in self._batches(lengths):
-                here, longest = rows.to(device), int(lengths[rows].max())
+        stages: dict[tuple[int, str], list[Spot]] = {}
+        for spot in self._spots.values():
+            stages.setdefault(spot.stage, []).append(spot)
+        with torch.no_grad(), frozen(self.decoder.model):
+            for rows in _batches(lengths, RECORDED_AT_ONCE.get(device.type, 1 << 14)):
+                longest, here = int(lengths[rows].max()), rows.to(device)
                 tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
-                residuals = self._forward(tokens, mask, cache.batch(rows, mask))
-                for layer, name in names.items():
-                    kept[name][here] = residuals[layer].to(device)
-                final[here] = residuals[-1].to(device)
-                top[here] = self.decoder.logits(residuals[-1].to(self.dtype)).argmax(dim=1).to(device)
+
+                def keep(stage: tuple[int, str], rows: Tensor = rows, here: Tensor = here) -> Callable[[Tensor], None]:
+                    def look(whole: Tensor) -> None:
+                        for spot in stages[stage]:
+                            kept[spot.place.name][here] = spot.vectors(whole, back[spot.position][rows]).to(device)
+
+                    return look
+
+                watched = {stage: keep(stage) for stage in stages}
+                h = whole_pass(self.decoder, tokens, mask, watched, cache.batch(rows, mask))
+                final[here] = h.to(device, torch.float32)
+                top[here] = self.decoder.logits(h).argmax(dim=1).to(device)
         cache.finish()
-        store = DecoderStore(inputs, kept, final, top, lengths, final, cache)
+        store = DecoderStore(inputs, kept, final, top, lengths, back, final, cache)
         store = replace(store, outputs=self.outputs_of(store))
         if len(cache) and not self._checked:
             self._check(store, ids, real, int(bases[cache.lengths.argmax()]))
@@ -173,44 +187,62 @@ class DecoderSubject(Subject):
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
     ) -> Tensor:
-        rewrites = {self.place(name).layer: rewrite for name, rewrite in later.items()}
-        cache, h, at = _ours(store).cache, activation.transpose(0, 1), start.layer
-        with self._held(), self.decoder.attending(ATTENTION):
-            for stop in sorted(rewrites):
-                h = self._advance(cache, rows, h, range(at + 1, stop + 1), Tensor.float)
-                h = rewrites[stop](h.transpose(0, 1)).transpose(0, 1)
-                at = stop
-            last = range(at + 1, len(self.decoder.blocks))
-            return self._advance(cache, rows, h, last, self._read).transpose(0, 1)
+        found, index, opening = _ours(store), rows.cpu(), self._spots[start.name]
+        variants, pairs, _ = activation.shape
+        back = {name: found.back[self._spots[self.place(name).name].position][index] for name in (start.name, *later)}
+        tails = torch.stack(list(back.values())).amax(dim=0)
+        at_once = RESUMED_AT_ONCE.get(self.device.type, 1 << 13) * (4 if later else 1)  # a rewrite costs once per part
+        graph = int(tails.sum()) * variants * self._graph_bytes(opening.enters)
+        done, order = [], []
+        for some, slices in in_parts(tails, variants, at_once):
+            view = found.cache.view(index[some], int(tails[some].max()))
+
+            def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
+                part = v, some.to(a.device)
+                edits = [SpotEdit(opening, back[start.name][some], lambda _: a)]
+                for name, rewrite in later.items():
+                    edits.append(
+                        SpotEdit(self._spots[name], back[name][some], for_some(rewrite, variants, pairs, part))
+                    )
+                with self._held():
+                    h = resumed_pass(self.decoder, view, opening, a, edits)
+                    return self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2]).transpose(0, 1).to(self.device)
+
+            # a graph that would not fit is thrown away and computed again on the way back
+            heavy = activation.requires_grad and graph > self.memory // 2
+            given = [(activation[v, some.to(activation.device)], v) for v in slices]
+            across = [checkpoint(run, a, v, use_reentrant=False) if heavy else run(a, v) for a, v in given]
+            done.append(torch.cat(across))
+            order.append(some)
+        outputs, order_of = torch.cat(done, dim=1), torch.cat(order)
+        in_order = bool((order_of[1:] > order_of[:-1]).all())
+        return outputs if in_order else outputs[:, torch.argsort(order_of).to(outputs.device)]
 
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-        after: list[Tensor] = []  # tokens from the last real one to the end, per row
+        chosen = {name: self._spots[self.place(name).name] for name in rewrites}
+        named = [name for name, spot in chosen.items() if spot.position != LAST]
+        if named:
+            raise PlotError(f"The live model does not know where {named[0]} is in its prompts; only the last token is.")
+        padding: list[Tensor] = []  # tokens after the last real one, per row
 
         def look(_: nn.Module, __: Any, kwargs: Mapping[str, Any]) -> None:
             mask = kwargs.get("attention_mask")
-            after.clear()
+            padding.clear()
             if isinstance(mask, Tensor) and mask.ndim == 2:
-                after.append(mask.flip(1).long().argmax(dim=1) + 1)
+                padding.append(mask.flip(1).long().argmax(dim=1))
 
-        def hook(rewrite: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-            def edit(_: nn.Module, __: Any, output: Any) -> Any:
-                h = first(output)
-                rows = torch.arange(len(h), device=h.device)
-                tokens = h.shape[1] - (after[0].to(h.device) if after else torch.ones_like(rows))
-                edited = h.index_put((rows, tokens), rewrite(h[rows, tokens].float()).to(h.dtype))
-                return (edited, *output[1:]) if isinstance(output, tuple) else edited
+        def change(spot: Spot, rewrite: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+            def edited(whole: Tensor) -> Tensor:
+                back = 1 + (padding[0] if padding else torch.zeros(len(whole), dtype=torch.long))
+                return spot.rewritten(whole.unsqueeze(1), back, lambda a: rewrite(a[0]).unsqueeze(0)).squeeze(1)
 
-            return edit
+            return edited
 
-        blocks = self.decoder.blocks
         hooks = [self.decoder.trunk.register_forward_pre_hook(look, with_kwargs=True)]
-        hooks += [blocks[self.place(n).layer].register_forward_hook(hook(r)) for n, r in rewrites.items()]
-        try:
+        hooks += [self.decoder.hook(*spot.stage, change(spot, rewrites[name])) for name, spot in chosen.items()]
+        with removed(hooks):
             yield
-        finally:
-            for h in hooks:
-                h.remove()
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -228,84 +260,14 @@ class DecoderSubject(Subject):
             raise PlotError(f"Token ids must lie in 0..{self.decoder.vocabulary - 1}; found up to {int(ids.max())}.")
         return ids, real
 
-    def _batches(self, lengths: Tensor) -> Iterator[Tensor]:
-        """Rows in order of length, so many at a time that a batch holds about the same number of tokens."""
-        order, at = torch.argsort(lengths, stable=True), 0
-        budget = TOKENS_AT_ONCE.get(self.device.type, 1 << 14)
-        while at < len(order):
-            rows = order[at : at + max(1, budget // int(lengths[order[at]]))]
-            rows = rows[: max(1, budget // int(lengths[rows].max()))]
-            yield rows
-            at += len(rows)
-
-    def _forward(self, ids: Tensor, real: Tensor, batch: Any) -> list[Float[Tensor, "rows d"]]:
-        """A plain forward pass: the last token's residual after every block; `batch` is shown what bases need."""
-        residuals: list[Tensor] = []
-
-        def show(layer: int) -> Callable[..., None]:
-            names = list(inspect.signature(self.decoder.blocks[layer].forward).parameters)
-
-            def call(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-                named = dict(zip(names, args, strict=False)) | dict(kwargs)
-                batch.call(layer, {n: v for n, v in named.items() if n != names[0]})
-
-            return call
-
-        blocks = self.decoder.blocks
-        hooks = [b.register_forward_hook(lambda _, __, h: residuals.append(first(h)[:, -1].float())) for b in blocks]
-        if batch is not None:
-            hooks += [b.register_forward_pre_hook(show(k), with_kwargs=True) for k, b in enumerate(blocks)]
-        try:
-            self.decoder.trunk(
-                input_ids=ids,
-                attention_mask=real.long(),
-                position_ids=(real.cumsum(dim=1) - 1).clamp(min=0),
-                past_key_values=None if batch is None else recording_cache(batch.keys),
-                use_cache=batch is not None,
-            )
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return residuals
-
-    def _advance(
-        self,
-        cache: PrefixCache,
-        rows: Int[Tensor, " pairs"],
-        h: Float[Tensor, "pairs variants d"],
-        layers: range,
-        finish: Callable[[Tensor], Tensor],
-    ) -> Float[Tensor, "pairs variants ..."]:
-        """Run the last token through some blocks, few enough pairs and variants at a time, and `finish` each part."""
-        pairs, variants, _ = h.shape
-        at_once = RESPONSES_AT_ONCE.get(self.device.type, 1 << 13)
-        variants_at_once = min(variants, at_once)
-        pairs_at_once = max(1, at_once // variants_at_once)
-        heavy = h.requires_grad and pairs * variants * self._graph_bytes(layers) > self.memory // 2
-        done = []
-        for at in range(0, pairs, pairs_at_once):
-            some = slice(at, at + pairs_at_once)
-            view = cache.view(rows[some], 1)
-
-            def run(x: Tensor, view: PrefixView = view) -> Tensor:
-                for layer in layers:
-                    x = first(self.decoder.blocks[layer](x.to(view.device(layer)), **view.call(layer, x.shape[1])))
-                return finish(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-            parts = [x.to(self.dtype).contiguous() for x in h[some].split(variants_at_once, dim=1)]
-            # a graph that would not fit is thrown away and computed again on the way back
-            out = [checkpoint(run, x, use_reentrant=False) if heavy else run(x) for x in parts]
-            done.append(torch.cat(out, dim=1))
-        return torch.cat(done).to(self.device)
-
-    def _graph_bytes(self, layers: range) -> int:
-        """About what a response's way through some blocks keeps for the backward pass."""
-        wide = sum(sum(p.shape) for k in layers for p in self.decoder.blocks[k].parameters() if p.ndim == 2)
-        return 8 * wide
+    def _graph_bytes(self, entry: int) -> int:
+        """About what a token's way from a block on keeps for the backward pass."""
+        blocks = self.decoder.blocks[entry:]
+        return 8 * sum(sum(p.shape) for block in blocks for p in block.parameters() if p.ndim == 2)
 
     def _read(self, h: Float[Tensor, "rows d"]) -> Float[Tensor, "rows c"]:
         """The outputs from the last token's residual after the last block."""
-        h = h.to(self.dtype)
+        h = h.to(self.decoder.dtype)
         if self.reading == "vocabulary":
             return self.decoder.logits(h)
         tokens = torch.tensor([t for group in self.answers for t in group], device=h.device)
@@ -318,37 +280,44 @@ class DecoderSubject(Subject):
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Evaluation mode and frozen weights, at no cost where they are so already."""
-        loose = self.decoder.model.training or (
-            torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters)
-        )
-        with frozen(self.decoder.model) if loose else contextlib.nullcontext():
+        loose = torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters)
+        with frozen(self.decoder.model) if loose or self.decoder.model.training else contextlib.nullcontext():
             yield
 
     @torch.no_grad()
     def _check(self, store: DecoderStore, ids: Tensor, real: Tensor, row: int) -> None:
         """Resume one prompt under a strong edit and compare with the whole hooked forward, once per subject."""
-        place = self.places[0]
+        place = next(spot.place for spot in self._spots.values() if spot.position == LAST)
         edited = store.activations[place.name][row].flip(0)
-        start = ids.shape[1] - int(store.lengths[row])
-        prompt, mask = (t[row : row + 1, start:].to(self.device) for t in (ids, real.long()))
+        prompt, mask = (t[row : row + 1, -int(store.lengths[row]) :].to(self.device) for t in (ids, real.long()))
         with self._held(), self.intervene({place.name: lambda _: edited.unsqueeze(0)}):
-            whole = self.decoder.model(input_ids=prompt, attention_mask=mask).logits[:, -1].float()
-        expected = torch.stack([whole[0, list(g)].amax() for g in self.answers])
-        at = torch.tensor([row], device=self.device)
+            whole = self.decoder.model(input_ids=prompt, attention_mask=mask).logits[0, -1].float()
+        expected = torch.stack([whole[list(group)].amax() for group in self.answers])
+        name = type(self.decoder.model).__name__
         try:
-            found = self.watching().resume(store, at, place, edited[None, None], {})[0, 0]
+            found = self.watching().resume(store, torch.tensor([row]), place, edited[None, None], {})[0, 0]
         except Exception as e:
             raise PlotError(
-                f"{type(self.decoder.model).__name__} cannot be resumed at an edit ({type(e).__name__}: {e}): its "
-                f"attention must go through transformers' attention interface. Use ModuleSubject for it."
+                f"{name} cannot be resumed at an edit ({type(e).__name__}: {e}): its attention must go through "
+                f"transformers' attention interface. Use ModuleSubject for it."
             ) from e
         error = float((found - expected.to(found.device)).abs().max() / whole.abs().max().clamp(min=1e-6))
-        if not error < (1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1):
+        if not error < (1e-3 if self.decoder.dtype in (torch.float32, torch.float64) else 0.1):
             raise PlotError(
-                f"{type(self.decoder.model).__name__} cannot be resumed at an edit: its answers differ from those of "
-                f"the whole forward pass by {error:.2g} of the largest logit. Use ModuleSubject for it."
+                f"{name} cannot be resumed at an edit: its answers differ from those of the whole forward pass by "
+                f"{error:.2g} of the largest logit. Use ModuleSubject for it."
             )
         self._checked = True
+
+
+def _batches(lengths: Int[Tensor, " rows"], budget: int) -> Iterator[Int[Tensor, " batch"]]:
+    """Rows in order of length, so many at a time that a batch stays within a number of tokens."""
+    order, at = torch.argsort(lengths, stable=True), 0
+    while at < len(order):
+        rows = order[at : at + max(1, budget // int(lengths[order[at]]))]
+        rows = rows[: max(1, budget // int(lengths[rows].max()))]
+        yield rows
+        at += len(rows)
 
 
 def _ours(store: Store) -> DecoderStore:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,13 @@ class PrefixCache:
     """
 
     def __init__(
-        self, bases: Int[Tensor, " slots"], lengths: Int[Tensor, " rows"], layers: int, limit: int, tail: int = 1
+        self,
+        bases: Int[Tensor, " slots"],
+        lengths: Int[Tensor, " rows"],
+        layers: int,
+        limit: int,
+        tail: int,
+        entries: Collection[int],
     ) -> None:
         self.slots = torch.full_like(lengths, -1)
         """Each recorded row's slot, -1 for rows that keep none."""
@@ -91,6 +97,9 @@ class PrefixCache:
         self.lengths = lengths[bases]
         self.layers = layers
         self.tail = tail
+        """Tokens at the end of a prompt that may be run again."""
+        self.residuals: dict[int, Float[Tensor, "slots tail d"]] = dict.fromkeys(entries, torch.empty(0))
+        """The tail's residual before those blocks (or after the last) at which a resumed pass may enter."""
         self.width = int(self.lengths.max()) if len(bases) else 0
         self._limit = limit
         self._pages: _Pages | None = None
@@ -114,10 +123,10 @@ class PrefixCache:
 
     # -- recording ----------------------------------------------------------------------------------------
 
-    def batch(self, rows: Int[Tensor, " batch"], real: Bool[Tensor, "batch tokens"]) -> _Batch | None:
+    def batch(self, rows: Int[Tensor, " batch"], real: Bool[Tensor, "batch tokens"]) -> PrefixBatch | None:
         """Start to keep what a forward pass over these rows shows; None where none of them is a base."""
         inside = (self.slots[rows] >= 0).nonzero().squeeze(1)
-        return _Batch(self, self.slots[rows][inside], inside, real) if len(inside) else None
+        return PrefixBatch(self, self.slots[rows][inside], inside, real) if len(inside) else None
 
     def finish(self) -> None:
         """Let layers that saw the same masks and positions share them."""
@@ -143,7 +152,7 @@ class PrefixCache:
         return PrefixView(self, slots, tail, int(self.lengths[slots].max()) - tail)
 
 
-class _Batch:
+class PrefixBatch:
     """The bases among the rows of one forward pass, while it runs."""
 
     def __init__(self, cache: PrefixCache, slots: Tensor, inside: Tensor, real: Bool[Tensor, "batch tokens"]) -> None:
@@ -165,6 +174,15 @@ class _Batch:
             cache._pages = _Pages(shape, keys, cache._limit)
         cache._key_width[layer] = keys.shape[-1]
         cache._pages.write(layer, self.slots, torch.cat([keys, values], dim=-1))
+
+    def residual(self, entry: int, h: Float[Tensor, "batch tokens d"]) -> None:
+        """Keep the tail's residual before a block, where it is wanted."""
+        kept = self.cache.residuals
+        if entry in kept:
+            if not len(kept[entry]):
+                kept[entry] = h.new_zeros(len(self.cache), self.cache.tail, h.shape[2])
+            tail = min(self.cache.tail, h.shape[1])
+            kept[entry][self.slots, -tail:] = h[self.inside, -tail:]
 
     def call(self, layer: int, arguments: Mapping[str, Any]) -> None:
         """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
@@ -231,6 +249,11 @@ class PrefixView:
         self.columns = slice(end - before, end)
         self._made: dict[Any, Any] = {}
 
+    def residual(self, entry: int) -> Float[Tensor, "pairs tail d"]:
+        """The tail's clean residual before a block (or after the last)."""
+        kept = self.cache.residuals[entry]
+        return kept[self.slots.to(kept.device), -self.tail :]
+
     def device(self, layer: int) -> torch.device:
         """Where a layer works."""
         return self.cache._visible[layer].device
@@ -265,6 +288,9 @@ class PrefixView:
         if id(kept) not in self._made:
             columns = slice(self.columns.start, self.cache.width)
             visible = kept[self.slots.to(kept.device), -self.tail :, columns]
+            visible.diagonal(offset=visible.shape[2] - self.tail, dim1=1, dim2=2).fill_(
+                True
+            )  # also where padding is run
             hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
             self._made[id(kept)] = None if bool(visible.all()) else hidden[:, None, None, None]
         return self._made[id(kept)]

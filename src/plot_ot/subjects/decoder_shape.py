@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,22 @@ from torch import Tensor, nn
 from plot_ot.errors import PlotError
 from plot_ot.subjects.base import frozen
 
+KINDS = ("head_output", "attention_output", "mlp_output", "block_output")
+"""What can be looked at in a block, in the order in which it is computed."""
 VOCABULARY_AT_ONCE = 8192
 """Columns of logits computed at a time where only their maximum is wanted."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The parts of a block, where they are modules of their own."""
+
+    attention: nn.Module | None
+    projection: nn.Module | None
+    """Takes the heads' outputs, side by side."""
+    mlp: nn.Module | None
+    head_outputs: int
+    """Width of all heads together."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,9 @@ class Decoder:
     after: tuple[nn.Module, ...]
     """What runs between the last block and the unembedding: the final norm."""
     head: nn.Module
+    anatomy: tuple[Anatomy, ...]
     width: int
+    heads: int
     vocabulary: int
     cap: float | None
     """Gemma's soft cap of the final logits."""
@@ -68,12 +84,41 @@ class Decoder:
             "trunk": trunk,
             "blocks": tuple(blocks),
             "head": head,
+            "heads": int(text.num_attention_heads),
             "vocabulary": int(getattr(head, "out_features", None) or head.weight.shape[0]),
             "cap": getattr(text, "final_logit_softcapping", None),
             "scale": scale,
             "configs": tuple(configs.values()),
         }
         return _probe(cls, parts, name)
+
+    # -- looking and editing ------------------------------------------------------------------------------
+
+    def shows(self, layer: int, kind: str) -> int:
+        """The width of what a block shows of this kind; refuses what it does not have."""
+        parts = self.anatomy[layer]
+        missing = {"head_output": parts.projection, "attention_output": parts.attention, "mlp_output": parts.mlp}
+        if kind in missing and missing[kind] is None:
+            raise PlotError(f"Block {layer} of {type(self.model).__name__} has no module of its own for '{kind}'.")
+        return parts.head_outputs if kind == "head_output" else self.width
+
+    def hook(self, layer: int, kind: str, change: Callable[[Tensor], Tensor | None]) -> Any:
+        """Let `change` see, and replace if it returns something, the [rows, tokens, width] activations of this kind."""
+        parts = self.anatomy[layer]
+        if kind == "head_output":
+
+            def before(_: nn.Module, args: tuple[Any, ...]) -> Any:
+                new = change(args[0])
+                return None if new is None else (new, *args[1:])
+
+            return parts.projection.register_forward_pre_hook(before)  # type: ignore[union-attr]
+        outputs = {"attention_output": parts.attention, "mlp_output": parts.mlp, "block_output": self.blocks[layer]}
+
+        def after(_: nn.Module, __: Any, output: Any) -> Any:
+            new = change(first(output))
+            return None if new is None else (new, *output[1:]) if isinstance(output, tuple) else new
+
+        return outputs[kind].register_forward_hook(after)  # type: ignore[union-attr]
 
     # -- reading out --------------------------------------------------------------------------------------
 
@@ -110,6 +155,11 @@ class Decoder:
             raw = self.head(x)[:, tokens]
         raw = raw.float() * self.scale if self.scale != 1.0 else raw.float()
         return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the blocks compute in."""
+        return next(p.dtype for p in self.blocks[0].parameters() if p.is_floating_point())
 
     # -- attention ----------------------------------------------------------------------------------------
 
@@ -168,21 +218,16 @@ def _block_list(model: nn.Module, name: str) -> tuple[str, Sequence[nn.Module]]:
 def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> Decoder:
     """Run two prompts that differ in the last token only, and look at what happens."""
     model, trunk, blocks = parts["model"], parts["trunk"], parts["blocks"]
-    ran: list[nn.Module] = []
-    outputs: dict[int, Tensor] = {}
+    ran: list[tuple[nn.Module, tuple[Any, ...], Mapping[str, Any], Tensor]] = []
 
-    def note(module: nn.Module) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            ran.append(module)
-            outputs[id(module)] = first(output)
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        ran.append((module, args, kwargs, first(output)))
 
-        return hook
-
-    watched = [*blocks, *(m for m in trunk.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict)))]
-    hooks = [m.register_forward_hook(note(m)) for m in watched]
+    after = [m for m in trunk.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]
+    inner = [m for b in blocks for child in b.children() for m in (child, *child.children())]
+    hooks = [m.register_forward_hook(note, with_kwargs=True) for m in dict.fromkeys([*blocks, *after, *inner])]
     device = model.get_input_embeddings().weight.device
-    v = parts["vocabulary"]
-    ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=device) % v
+    ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=device) % parts["vocabulary"]
     try:
         with torch.no_grad(), frozen(model):
             logits = model(input_ids=ids, use_cache=False).logits
@@ -191,18 +236,34 @@ def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> De
     finally:
         for hook in hooks:
             hook.remove()
-    if [m for m in ran if m in blocks] != list(blocks):
+    modules = [m for m, *_ in ran]
+    if [m for m in modules if m in blocks] != list(blocks):
         raise _strange(name, "its blocks do not run once each, one after the other")
-    last = outputs[id(blocks[-1])]
+    end = modules.index(blocks[-1])
+    last = ran[end][3]
     if last.ndim != 3:
         raise _strange(name, f"its blocks return {tuple(last.shape)} instead of [rows, tokens, width]")
     if not torch.equal(last[0, :2], last[1, :2]):
         raise _strange(name, "earlier tokens see later ones")
-    after = tuple(m for m in ran[ran.index(blocks[-1]) + 1 :])
-    decoder = make(after=after, width=last.shape[-1], **parts)
+    parts["after"] = tuple(m for m in modules[end + 1 :] if m in after)
+    parts["anatomy"] = tuple(_anatomy(block, ran) for block in blocks)
+    decoder = make(width=last.shape[-1], **parts)
     with torch.no_grad(), frozen(model):
         ours = decoder.logits(last[:, -1])
-    theirs = logits[:, -1].float()
-    if not torch.allclose(ours, theirs.to(ours.device), rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+    theirs = logits[:, -1].float().to(ours.device)
+    if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
         raise _strange(name, "its logits are not its unembedding of the final norm")
     return decoder
+
+
+def _anatomy(block: nn.Module, ran: Sequence[tuple[nn.Module, tuple[Any, ...], Mapping[str, Any], Tensor]]) -> Anatomy:
+    """Attention is the part that was given the mask, the MLP the other one with matrices; the projection comes last."""
+    children = list(block.children())
+    called = [(m, args, kwargs) for m, args, kwargs, _ in ran if m in children]
+    attention = next((m for m, _, kwargs in called if "attention_mask" in kwargs), None)
+    others = [m for m, *_ in called if m is not attention and any(p.ndim > 1 for p in m.parameters())]
+    projection, heads = None, 0
+    for m, args, *_ in ran:
+        if attention is not None and m in list(attention.children()) and any(p.ndim > 1 for p in m.parameters()):
+            projection, heads = m, args[0].shape[-1]
+    return Anatomy(attention, projection, others[0] if len(others) == 1 else None, heads)
