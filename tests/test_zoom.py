@@ -1,5 +1,7 @@
 """Progressive localization: menus of PCA spans and own subspaces, masked couplings, selecting places."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,11 +23,12 @@ from plot_ot.sites import (
     whole_places,
 )
 from plot_ot.stages.base import Problem, State
-from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Calibrate, SelectPlaces
+from plot_ot.stages.calibrate import Candidate, Search
+from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
+from plot_ot.stages.das import DasSpec
 from plot_ot.stages.localize import Localize
 from plot_ot.subjects import BankRecording, MLPSubject, record
-from plot_ot.transport import Transport, couple, solve
+from plot_ot.transport import Transport, couple, from_scores, solve
 
 ROWS = torch.cartesian_prod(*[torch.arange(2)] * 6)
 MODEL = CausalModel(
@@ -147,6 +150,95 @@ def test_select_places_keeps_several_when_asked(problem):
     both = SelectPlaces(shortlist=2, keep=2)(problem, coupled)
     assert {p.name for p in both.places["left"]} == {"layer1", "layer2"}
     assert both.handles["left"].size in (2, 4)
+
+
+def test_one_grid_point_for_all_variables_or_one_each(problem, monkeypatch):
+    """Two couplings, each right for one variable: on its own each variable takes its best, shared they take one."""
+
+    def ranked(order: dict[str, list[int]]) -> Candidate:
+        scores = np.array([[2.0 - order[v].index(j) for j in range(2)] for v in problem.variables])
+        return Candidate(family, from_scores(problem.variables, [s.name for s in family.sites], scores, "made"))
+
+    one, two = problem.subject.places
+    monkeypatch.setattr(SelectPlaces, "_scores", lambda *_: {one: 1.0, two: 0.5})
+    family = whole_places(problem.fit, problem.subject.places)
+    first, second = ranked({"left": [0, 1], "right": [1, 0]}), ranked({"left": [1, 0], "right": [0, 1]})
+    state = replace(State.start(problem), candidates=dict.fromkeys(problem.variables, (first, second)))
+    own = SelectPlaces(grid="own")(problem, state)
+    assert {p.name for v in problem.variables for p in own.places[v]} == {"layer1"}
+    shared = SelectPlaces(grid="shared")(problem, state)
+    assert {p.name for v in problem.variables for p in shared.places[v]} == {"layer1", "layer2"}
+    with pytest.raises(PlotError, match="Legal: own, shared"):
+        SelectPlaces(grid="all")
+
+
+# -- DAS guided by what was found -------------------------------------------------------------------------------
+
+
+def test_hints_are_sizes_around_the_handles():
+    assert Hint.paper().sizes(8, 64) == [4, 6, 8, 12, 16]
+    assert Hint.practice(8).sizes(8, 64) == [8, 10, 12]
+    assert Hint.paper().sizes(8, 10) == [4, 6, 8, 10]
+    assert Hint.paper().sizes(1, 64) == [1, 2]
+
+
+def zoomed(problem, menu, **das) -> State:
+    stages = (
+        Localize((whole_places,), Transport(epsilon=(1.0,))),
+        SelectPlaces(shortlist=2),
+        Localize((menu,), Transport(epsilon=(1.0,)), coupling="place"),
+        Calibrate(Search((1, 2), (0.5, 1.0, 2.0))),
+        TrainDas(spec=DasSpec(most=30), **das),
+    )
+    return Method("guided", "", stages).run(problem)[0]
+
+
+def test_das_with_a_hint_tries_only_sizes_around_the_handles(problem):
+    state = zoomed(problem, blocks(1), dimensions=Hint.paper())
+    for v in problem.variables:
+        assert state.handles[v].chosen["trained"] == 2  # K = 1 neuron: sizes 1 and 2
+        assert state.handles[v].chosen["calibration_score"] == pytest.approx(1.0)
+
+
+def test_das_inside_a_frame_mixes_its_directions_only(problem):
+    """In the first two principal components nothing outside them is written."""
+    frame = principal_frame(problem.fit, problem.subject.places[0])
+    two = Frame.orthonormal(frame.read[:, :2].contiguous(), "pca")
+    menu = subspaces(
+        {"layer1": two, "layer2": Frame.identity(2)}, {"layer1": {"a": [0], "b": [1]}, "layer2": {"c": [0]}}
+    )
+    state = zoomed(problem, menu, dimensions=(1,), inside="frame")
+    for v in problem.variables:
+        [edit] = state.handles[v].edits
+        outside = edit.frame.read - two.read @ (two.read.T @ edit.frame.read)
+        assert float(outside.abs().max()) < 1e-5
+
+
+def test_das_inside_the_support_touches_no_other_neuron(problem):
+    state = zoomed(problem, blocks(1), inside="support")
+    for v in problem.variables:
+        [edit], [before] = state.handles[v].edits, state.calibrations[v].handle.edits
+        assert edit.place == before.place
+        assert torch.equal(edit.frame.read.abs().sum(dim=1) > 1e-5, before.gains != 0)
+
+
+def test_das_that_follows_a_handle_needs_one(problem):
+    with pytest.raises(PlotError, match="no stage before has made one"):
+        Method("lost", "", (TrainDas(Hint.paper()),)).run(problem)
+    with pytest.raises(PlotError, match="Legal: place, frame, support"):
+        TrainDas(inside="box")
+
+
+def test_every_second_place_is_counted_from_the_last(problem):
+    state, _ = Method("sparse", "", (TrainDas((1,), DasSpec(most=5), every=2),)).run(problem)
+    assert {h.edits[0].place.name for h in state.handles.values()} == {"layer2"}
+
+
+def test_a_method_remembers_what_every_stage_made_of_its_couplings(problem):
+    state = zoomed(problem, blocks(1), dimensions=(1,))
+    coarse, fine = state.trail
+    assert set(coarse.patched["left"]) == {"layer1", "layer2"}
+    assert [s.name for s in fine.candidates["left"][0].family.sites] == [f"layer1[{k}]" for k in range(4)]
 
 
 def test_an_unknown_coupling_is_refused():

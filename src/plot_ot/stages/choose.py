@@ -139,6 +139,8 @@ class TrainDas:
     spec: DasSpec = field(default_factory=DasSpec)
     from_handles: bool = False
     """Start at the directions of the handles found so far, where they are at the same place."""
+    every: int = 1
+    """Only at every n-th place, counted from the last."""
     inside: str = "place"
     """Rotate the whole `place`; the `frame` of the handle found there (PLOT-PCA-DAS: R_Z Q); or only the directions
     that handle uses, its `support`."""
@@ -150,7 +152,10 @@ class TrainDas:
     def __call__(self, problem: Problem, state: State) -> State:
         rotations: list[Rotation] = []
         with problem.clock.part("das"):
-            for n, place in enumerate(problem.subject.places):
+            places = problem.subject.places
+            for n, place in enumerate(places):
+                if (len(places) - 1 - n) % self.every:
+                    continue
                 # variables with one room and one list of sizes are trained as one batch
                 groups: dict[tuple[int, tuple[int, ...]], tuple[Frame | None, list[str]]] = {}
                 for v in problem.variables:

@@ -71,7 +71,8 @@ class ScoreSites:
     menu: Menu = neurons
 
     def __call__(self, problem: Problem, state: State) -> State:
-        family = self.menu(problem.fit, problem.subject.places)
+        [places] = _groups(problem, state, False)
+        family = self.menu(problem.fit, places)
         with problem.clock.part("calibration"):
             scores = self.scores(problem, family)
         coupling = from_scores(problem.variables, [s.name for s in family.sites], scores, self.kind)

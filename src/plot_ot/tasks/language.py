@@ -1,0 +1,240 @@
+"""What tasks on language models share: loading, filtering, φ by name, and the paper's methods at a model's scale.
+
+A width x of the paper, whose model is 2304 wide and 26 blocks deep, becomes max(1, round(x d / 2304)) at width d, and
+its shortlist of 6 blocks max(1, round(6 L / 26)) at depth L; sizes that fall together are tried once (Appendix B.3).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from plot_ot.errors import PlotError, unknown
+from plot_ot.methods import Method, random_sites
+from plot_ot.models import LanguageModel, resolve
+from plot_ot.signatures import Readout, SignatureSpec, readout
+from plot_ot.sites import blocks, pca_bands, whole_places
+from plot_ot.stages.calibrate import Search
+from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
+from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.das import DasSpec
+from plot_ot.stages.localize import Localize, ScoreSites, brute_force
+from plot_ot.subjects.decoder import DecoderSubject
+from plot_ot.tasks.base import Task
+from plot_ot.tasks.tiny import TINY, load_tiny
+from plot_ot.transport import Transport
+
+PAPER_WIDTH, PAPER_DEPTH = 2304, 26
+RESOLUTIONS = (128, 144, 192, 256, 288, 384, 576, 768)
+SUBSPACES = (32, 64, 96, 128, 256, 512, 768, 1024, 1536, 2048, 2304)
+BANDS = (8, 16)
+STAGE_A = Transport("uot-one-sided", epsilon=(1.0,), beta=(0.03, 0.1, 0.3, 1.0, 3.0))
+STAGE_B = Transport(epsilon=(1.0,))
+
+PHI: dict[str, tuple[str, SignatureSpec]] = {
+    "stack": ("logits", SignatureSpec(normalise="unit", centre=True)),
+    "family": ("logits", SignatureSpec("family_mean", "unit_family", centre=True)),
+    "probability": ("softmax", SignatureSpec(normalise="unit")),
+}
+"""Answer-logit effects pair by pair; their means per family, each of length 1 (the paper's runs); probabilities."""
+CALIBRATIONS = {"balanced": "balanced", "paper": "sensitive"}
+HINTS = ("paper", "practice")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@lru_cache(maxsize=2)
+def load(model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None) -> LanguageModel:
+    """A model by name, tiny or not; kept for the next seed."""
+    if model == "tiny" or model in TINY:
+        if adapter:
+            raise PlotError(f"'{model}' takes no adapter; found '{adapter}'.")
+        name = next(iter(TINY)) if model == "tiny" else model
+        net, tokenizer = load_tiny(name)
+        return LanguageModel(name, net.to(device or "cpu", DTYPES.get(dtype or "", torch.float32)), tokenizer)
+    options: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
+    return resolve(model, adapter, dtype=DTYPES[dtype] if dtype else None, **options)
+
+
+def scaled(sizes: Sequence[int], width: int) -> tuple[int, ...]:
+    """Widths of the paper at another model's scale."""
+    return tuple(dict.fromkeys(max(1, round(x * width / PAPER_WIDTH)) for x in sizes))
+
+
+@dataclass(frozen=True)
+class LanguageTask(Task):
+    """A study of one causal language model."""
+
+    model: str = "tiny"
+    adapter: str | None = None
+    phi: str = "stack"
+    calibration: str = "balanced"
+    """`balanced`: half sensitivity, half invariance; `paper`: pairs that change the variable."""
+    grid: str = "own"
+    """Whether each variable has its `own` (ε, β), or all have one `shared`."""
+    hint: str = "paper"
+    """The DAS hint rule: the `paper`'s factors, or those and the floor of the authors' `practice`."""
+    das_every: int = 1
+    """Full DAS trains at every n-th block, counted from the last."""
+    das_sizes: int = len(SUBSPACES)
+    """How many of the paper's subspace sizes DAS tries, evenly spread, the smallest and the whole block included."""
+    dtype: str | None = None
+    device: str | None = None
+    revision: str | None = None
+    memory: int = 4 << 30
+    strengths: ClassVar[tuple[float, ...]] = (0.5, 1.0, 2.0, 4.0)
+
+    def __post_init__(self) -> None:
+        for what, name, known in (
+            ("φ", self.phi, PHI),
+            ("calibration", self.calibration, CALIBRATIONS),
+            ("DAS hint rule", self.hint, HINTS),
+        ):
+            if name not in known:
+                unknown(what, name, known)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            unknown("dtype", self.dtype, DTYPES)
+        if self.das_every < 1 or not 1 <= self.das_sizes <= len(SUBSPACES):
+            raise PlotError(
+                f"DAS needs every >= 1 and 1 to {len(SUBSPACES)} sizes; found every {self.das_every}, "
+                f"{self.das_sizes} sizes."
+            )
+
+    def config(self) -> dict[str, object]:
+        mine = [f.name for f in fields(LanguageTask) if f.name != "memory"]
+        return {"task": self.name, **{name: getattr(self, name) for name in mine}}
+
+    # -- the model ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def language_model(self) -> LanguageModel:
+        """The model, its tokenizer and what was planted in it."""
+        return load(self.model, self.adapter, self.dtype, self.device, self.revision)
+
+    @cached_property
+    @abstractmethod
+    def subject(self) -> DecoderSubject:
+        """The model with this task's prompts and answers."""
+
+    @property
+    def look(self) -> Readout:
+        """How outputs are looked at."""
+        return readout(PHI[self.phi][0])
+
+    @abstractmethod
+    def right(self, rows: Tensor, said: Tensor) -> Bool[Tensor, " rows"]:
+        """Whether the token the model says after each prompt, of its whole vocabulary, is the answer."""
+
+    def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
+        """The filter: whether the model's own next token answers each prompt."""
+        store = self.subject.record(rows, bases=torch.zeros(0, dtype=torch.long))
+        return self.right(rows, store.top_token.cpu())
+
+    # -- the methods -------------------------------------------------------------------------------------
+
+    @property
+    def search(self) -> Search:
+        """The (K, λ) grid."""
+        return Search((1, 2, 4), self.strengths)
+
+    def methods(self) -> dict[str, Method]:
+        decoder = self.subject.decoder
+        width, depth, spec = decoder.width, len(decoder.blocks), PHI[self.phi][1]
+        shortlist = max(1, round(6 * depth / PAPER_DEPTH))
+
+        def stage_a(transport: Transport = STAGE_A) -> tuple[Any, ...]:
+            return Localize((whole_places,), transport, spec), SelectPlaces(shortlist, grid=self.grid)
+
+        every = scaled(SUBSPACES, width)
+        picked = [every[round(k * (len(every) - 1) / max(1, self.das_sizes - 1))] for k in range(self.das_sizes)]
+        sizes = tuple(dict.fromkeys(min(k, width) for k in picked))
+        das = TrainDas(sizes, DasSpec(batch=64, most=40, patience=8, improvement=0.02))
+        hint = Hint.paper() if self.hint == "paper" else Hint.practice(scaled((32,), width)[0])
+        native = (
+            Localize(tuple(blocks(r) for r in scaled(RESOLUTIONS, width)), STAGE_B, spec, coupling="place"),
+            Calibrate(self.search),
+        )
+        pca = (
+            Localize(tuple(pca_bands(b) for b in BANDS), STAGE_B, spec, coupling="place"),
+            Calibrate(self.search),
+        )
+        finest = blocks(scaled(RESOLUTIONS, width)[0])
+        methods = [
+            Method("plot", "Stage A: each variable's block, patched whole (Algorithm 6)", stage_a()),
+            Method("plot-native", "Stage A, then groups of neurons inside the block (Algorithm 7)", stage_a() + native),
+            Method("plot-pca", "Stage A, then bands of principal components (Algorithm 8)", stage_a() + pca),
+            Method(
+                "plot-closed-form",
+                "Stage A, then oblique maps in closed form, no training (ours)",
+                (*stage_a(), ClosedForm()),
+            ),
+            Method("plot-das", "Stage A, then DAS inside the block (Algorithm 9)", (*stage_a(), das), kind="das"),
+            Method(
+                "plot-native-das",
+                "plot-native, then DAS with sizes around its handle's (Algorithm 10)",
+                (*stage_a(), *native, replace(das, dimensions=hint)),
+                kind="das",
+            ),
+            Method(
+                "plot-pca-das",
+                "plot-pca, then DAS on top of its rotation, sizes around its handle's (Algorithm 11)",
+                (*stage_a(), *pca, replace(das, dimensions=hint, inside="frame")),
+                kind="das",
+            ),
+            Method(
+                "plot-support-das",
+                "plot-native, then DAS inside the neurons it selected (ours)",
+                (*stage_a(), *native, replace(das, inside="support")),
+                kind="das",
+            ),
+            Method(
+                "das",
+                "full DAS: every block, every size (Algorithm 12)",
+                (replace(das, every=self.das_every),),
+                kind="das",
+            ),
+            Method(
+                "full-vector",
+                "the whole block that does best on calibration",
+                (ScoreSites("brute-force", brute_force, whole_places), Calibrate(Search((1,), (1.0,)))),
+                kind="baseline",
+            ),
+            Method(
+                "plot-eot",
+                "Stage A with balanced transport (the appendix's comparison)",
+                stage_a(Transport(epsilon=(1.0,))),
+                kind="baseline",
+            ),
+            Method(
+                "cosine",
+                "plot-native with softmaxes of cosine similarities in place of transport",
+                (
+                    *stage_a(replace(STAGE_A, kind="cosine")),
+                    replace(native[0], transport=replace(STAGE_B, kind="cosine")),
+                    native[1],
+                ),
+                kind="baseline",
+            ),
+            Method(
+                "brute-force",
+                "every group of neurons of the best block swapped alone on calibration, then the same search",
+                (
+                    ScoreSites("brute-force", brute_force, whole_places),
+                    SelectPlaces(),
+                    ScoreSites("brute-force", brute_force, finest),
+                    Calibrate(self.search),
+                ),
+                kind="baseline",
+            ),
+            replace(self.random_method(0), name="random"),
+        ]
+        return {m.name: m for m in methods}
+
+    def random_method(self, draw: int) -> Method:
+        return random_sites(draw, self.search, blocks(scaled(RESOLUTIONS, self.subject.decoder.width)[0]))
