@@ -8,12 +8,9 @@ import torch
 
 from plot_ot.banks import distinct_rows
 from plot_ot.tasks.mcqa_data import (
-    CELLS,
     FAMILIES,
     LATER_LETTERS,
     VARIABLES,
-    McqaBanks,
-    Sizes,
     causal_model,
     draw_rows,
     draw_splits,
@@ -39,6 +36,7 @@ from plot_ot.tasks.mcqa_text import (
     render,
     says,
 )
+from plot_ot.tasks.text_data import CELLS, Sizes, TextBanks
 from refusals import assert_refused
 
 
@@ -51,7 +49,7 @@ def always(rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def banks() -> McqaBanks:
+def banks() -> TextBanks:
     return draw_splits(1000, always)
 
 
@@ -155,7 +153,7 @@ def test_the_example_table_by_hand() -> None:
 # -- banks ----------------------------------------------------------------------------------------------------
 
 
-def test_bank_sizes_and_shares(banks: McqaBanks) -> None:
+def test_bank_sizes_and_shares(banks: TextBanks) -> None:
     splits = banks.splits
     assert torch.bincount(splits.fit.family).tolist() == [50] * 4
     for bank in (splits.calibration, *(splits.test[v, k] for v in VARIABLES for k in ("sensitivity", "invariance"))):
@@ -178,7 +176,7 @@ def test_bank_sizes_and_shares(banks: McqaBanks) -> None:
         assert counts.sum() == counts[able].sum()
 
 
-def test_splits_share_no_question(banks: McqaBanks) -> None:
+def test_splits_share_no_question(banks: TextBanks) -> None:
     def asked(*parts: torch.Tensor) -> set[tuple[int, ...]]:
         return {tuple(r) for r in torch.cat(parts)[:, [OBJECT, COLOUR]].tolist()}
 
@@ -192,7 +190,7 @@ def test_splits_share_no_question(banks: McqaBanks) -> None:
             assert not a & b
 
 
-def test_transfer_banks_are_fresh(banks: McqaBanks) -> None:
+def test_transfer_banks_are_fresh(banks: TextBanks) -> None:
     for bank in banks.transfer.values():
         for rows in (bank.base, bank.source):
             assert set(rows[:, OBJECT].tolist()) <= set(FRESH)
@@ -201,7 +199,7 @@ def test_transfer_banks_are_fresh(banks: McqaBanks) -> None:
     assert set(banks.splits.fit.base[:, TEMPLATE].tolist()) == {0}
 
 
-def test_same_seed_same_banks(banks: McqaBanks) -> None:
+def test_same_seed_same_banks(banks: TextBanks) -> None:
     again, other = draw_splits(1000, always), draw_splits(1001, always)
     assert torch.equal(again.splits.fit.source, banks.splits.fit.source)
     assert all(torch.equal(again.transfer[k].base, banks.transfer[k].base) for k in banks.transfer)

@@ -6,16 +6,17 @@ its shortlist of 6 blocks max(1, round(6 L / 26)) at depth L; sizes that fall to
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import Method, random_sites
 from plot_ot.models import LanguageModel, resolve
@@ -26,8 +27,11 @@ from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, brute_force
-from plot_ot.subjects.decoder import DecoderSubject
-from plot_ot.tasks.base import Task
+from plot_ot.study import Prepared, Spoken
+from plot_ot.subjects.decoder import DecoderSubject, Encode
+from plot_ot.tasks.base import Outline, Task
+from plot_ot.tasks.filling import Filter
+from plot_ot.tasks.text_data import Sizes, TextBanks
 from plot_ot.tasks.tiny import TINY, load_tiny
 from plot_ot.transport import Transport
 
@@ -67,6 +71,19 @@ def scaled(sizes: Sequence[int], width: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(max(1, round(x * width / PAPER_WIDTH)) for x in sizes))
 
 
+class TextData(Protocol):
+    """The data module of a text task: prompts from rows of integers, answers as single tokens, filtered banks."""
+
+    ANSWERS: Sequence[str]
+
+    def causal_model(self) -> CausalModel: ...
+    def render(self, rows: Tensor) -> list[str]: ...
+    def encoder(self, tokenizer: Any, *, bos: int | None) -> Encode: ...
+    def answer_tokens(self, tokenizer: Any) -> list[list[int]]: ...
+    def says(self, tokenizer: Any, tokens: Tensor, answers: Tensor) -> Bool[Tensor, " rows"]: ...
+    def draw_splits(self, seed: int, answers_correctly: Filter, sizes: Sizes) -> TextBanks: ...
+
+
 @dataclass(frozen=True)
 class LanguageTask(Task):
     """A study of one causal language model."""
@@ -87,7 +104,9 @@ class LanguageTask(Task):
     dtype: str | None = None
     device: str | None = None
     revision: str | None = None
+    sizes: Sizes = field(default_factory=Sizes)
     memory: int = 4 << 30
+    data: ClassVar[TextData]
     strengths: ClassVar[tuple[float, ...]] = (0.5, 1.0, 2.0, 4.0)
 
     def __post_init__(self) -> None:
@@ -107,8 +126,8 @@ class LanguageTask(Task):
             )
 
     def config(self) -> dict[str, object]:
-        mine = [f.name for f in fields(LanguageTask) if f.name != "memory"]
-        return {"task": self.name, **{name: getattr(self, name) for name in mine}}
+        mine = [f.name for f in fields(LanguageTask) if f.name not in ("memory", "sizes")]
+        return {"task": self.name, **{name: getattr(self, name) for name in mine}, "sizes": vars(self.sizes)}
 
     # -- the model ---------------------------------------------------------------------------------------
 
@@ -118,23 +137,46 @@ class LanguageTask(Task):
         return load(self.model, self.adapter, self.dtype, self.device, self.revision)
 
     @cached_property
-    @abstractmethod
     def subject(self) -> DecoderSubject:
         """The model with this task's prompts and answers."""
+        lm = self.language_model
+        encode = self.data.encoder(lm.tokenizer, bos=lm.bos)
+        return DecoderSubject(lm.model, encode, self.data.answer_tokens(lm.tokenizer), memory=self.memory)
 
     @property
     def look(self) -> Readout:
         """How outputs are looked at."""
         return readout(PHI[self.phi][0])
 
-    @abstractmethod
-    def right(self, rows: Tensor, said: Tensor) -> Bool[Tensor, " rows"]:
-        """Whether the token the model says after each prompt, of its whole vocabulary, is the answer."""
-
     def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
-        """The filter: whether the model's own next token answers each prompt."""
+        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt."""
         store = self.subject.record(rows, bases=torch.zeros(0, dtype=torch.long))
-        return self.right(rows, store.top_token.cpu())
+        said = store.top_token.cpu()
+        return self.data.says(self.language_model.tokenizer, said, self.causal_model().answer(rows))
+
+    # -- the study ---------------------------------------------------------------------------------------
+
+    def causal_model(self) -> CausalModel:
+        return self.data.causal_model()
+
+    def prepare(self, seed: int, cache: Path) -> Prepared:
+        banks = self.data.draw_splits(seed, self.answers_correctly, self.sizes)
+        return Prepared(
+            self.name,
+            self.language_model.name,
+            seed,
+            self.subject,
+            banks.splits,
+            self.look,
+            CALIBRATIONS[self.calibration],
+            {"pass_rates": banks.pass_rates},
+            banks.transfer,
+            Spoken(self.data.render, self.data.ANSWERS, self.subject.watching(rest=True)),
+        )
+
+    def outline(self, seed: int) -> Outline:
+        banks = self.data.draw_splits(seed, lambda rows: torch.ones(len(rows), dtype=torch.bool), self.sizes)
+        return Outline(self.subject, banks.splits, outputs=len(self.data.ANSWERS))
 
     # -- the methods -------------------------------------------------------------------------------------
 

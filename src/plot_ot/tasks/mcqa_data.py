@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise, permutations, product
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from plot_ot.banks import Bank, Splits
+from plot_ot.banks import Splits
 from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.errors import PlotError, unknown
 from plot_ot.tasks.filling import Draw, Filling, Quota, share_out
@@ -35,12 +34,12 @@ from plot_ot.tasks.mcqa_text import (
     render,
     says,
 )
+from plot_ot.tasks.text_data import CELLS, Cell, Sizes, TextBanks, by_variable, cell_quotas
 
 __all__ = [
-    "CELLS",
+    "ANSWERS",
     "FAMILIES",
     "VARIABLES",
-    "McqaBanks",
     "Sizes",
     "answer_tokens",
     "causal_model",
@@ -56,15 +55,12 @@ __all__ = [
 
 Rows = Int[Tensor, "rows 12"]
 VARIABLES = ("answer_pointer", "answer_token")
+ANSWERS: Sequence[str] = LETTERS
 FACTS = ("any", "usual")
 FIRST_LETTERS = tuple(range(OPTIONS))
 """A, B, C, D."""
 LATER_LETTERS = tuple(range(OPTIONS, len(LETTERS)))
 """E .. Z: the letters of the transfer banks."""
-
-Cell = tuple[bool, bool]
-"""Whether a pair changes (answer_pointer, answer_token)."""
-CELLS: tuple[Cell, ...] = ((True, True), (True, False), (False, True), (False, False))
 
 FAMILIES: dict[str, tuple[Cell, ...]] = {
     "answerPosition": ((True, True), (False, False)),
@@ -207,37 +203,6 @@ def examples() -> list[dict[str, str]]:
 # -- banks ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How many pairs: `fit` in all; else that many sensitive and that many invariant ones for every variable."""
-
-    fit: int = 200
-    calibration: int = 100
-    test: int = 100
-    transfer: int = 100
-
-    def __post_init__(self) -> None:
-        for name, size in vars(self).items():
-            if size < len(CELLS):
-                raise PlotError(f"The {name} bank needs at least {len(CELLS)} pairs; found {size}.")
-
-
-@dataclass(frozen=True)
-class McqaBanks:
-    """All banks of a seed, and how many candidate pairs the filter let through."""
-
-    splits: Splits
-    transfer: Mapping[tuple[str, str], Bank]
-    """Like `splits.test`, but with objects, letters and templates that the other banks do not have."""
-    passed: Mapping[str, Mapping[str, tuple[int, int]]]
-    """split -> family -> (pairs passed, pairs tried)."""
-
-    @property
-    def pass_rates(self) -> dict[str, dict[str, float]]:
-        """split -> family -> share of the tried pairs with both prompts answered correctly."""
-        return {s: {f: p / max(t, 1) for f, (p, t) in families.items()} for s, families in self.passed.items()}
-
-
 def draw_splits(
     seed: int,
     answers_correctly: Callable[[Rows], Bool[Tensor, " rows"]],
@@ -248,7 +213,7 @@ def draw_splits(
     bases: Rows | None = None,
     lexicon: Lexicon = LEXICON,
     least_pass_rate: float = 0.1,
-) -> McqaBanks:
+) -> TextBanks:
     """Banks whose questions (object, colour) are split 4 : 3 : 3 into fit, calibration and test; sources stay inside.
 
     Only pairs with both prompts answered correctly are kept. Fit: families in equal shares. The others: the four cells
@@ -287,31 +252,12 @@ def draw_splits(
         base = draw_rows(count, generator, about=unseen, letters=LATER_LETTERS, templates=other)
         return base, sources(base, family, generator, letters=LATER_LETTERS)
 
+    def quotas(size: int) -> list[Quota]:
+        return cell_quotas({f: FAMILIES[f] for f in families}, VARIABLES, size)
+
     fit = filling.bank("fit", share_out(sizes.fit, families), about(parts[0]))
-    calibration = filling.bank("calibration", _cell_quotas(families, sizes.calibration), about(parts[1]))
-    test = filling.bank("test", _cell_quotas(families, sizes.test), about(parts[2]))
-    transfer = filling.bank("transfer", _cell_quotas(families, sizes.transfer), fresh)
-    splits = Splits.checked(fit, calibration, _by_variable(test), strict=True)
-    return McqaBanks(splits, _by_variable(transfer), filling.passed)
-
-
-def _by_variable(bank: Bank) -> dict[tuple[str, str], Bank]:
-    banks: dict[tuple[str, str], Bank] = {}
-    for v in VARIABLES:
-        banks |= {(v, "sensitivity"): bank.sensitive(v), (v, "invariance"): bank.invariant(v)}
-    return banks
-
-
-def _cell_quotas(families: Sequence[str], size: int) -> list[Quota]:
-    """n sensitive and n invariant pairs for both variables: n/2 in every cell (an odd one goes to both or neither)."""
-    quotas = []
-    for cell in CELLS:
-        able = [f for f in families if cell in FAMILIES[f]]
-        if not able:
-            does = " and ".join(f"{'changes' if c else 'keeps'} {v}" for c, v in zip(cell, VARIABLES, strict=True))
-            raise PlotError(
-                f"No pair of the families {', '.join(families)} {does}. Add answerPosition_randomLetter, which can."
-            )
-        changes = dict(zip(VARIABLES, cell, strict=True))
-        quotas += share_out((size + (cell[0] == cell[1])) // 2, able, changes)
-    return quotas
+    calibration = filling.bank("calibration", quotas(sizes.calibration), about(parts[1]))
+    test = filling.bank("test", quotas(sizes.test), about(parts[2]))
+    transfer = filling.bank("transfer", quotas(sizes.transfer), fresh)
+    splits = Splits.checked(fit, calibration, by_variable(test), strict=True)
+    return TextBanks(splits, by_variable(transfer), filling.passed)

@@ -11,15 +11,16 @@ A row of integers fully determines a prompt:
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from plot_ot.errors import PlotError
+from plot_ot.tasks import text_data
+from plot_ot.tasks.text_data import Encoded
 
 OPTIONS = 4
 COLUMNS = ("object", "plural", "template", "colour", *(f"{name}{i}" for name in ("Col", "Sym") for i in range(1, 5)))
@@ -153,21 +154,6 @@ def render(rows: Int[Tensor, "rows 12"], lexicon: Lexicon = LEXICON) -> list[str
 
 # -- text to tokens ---------------------------------------------------------------------------------------------
 
-Encoded = tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]
-"""Token ids, padded on the left, and the attention mask."""
-
-
-def encode(texts: Sequence[str], tokenizer: Any, *, bos: int | None) -> Encoded:
-    """Tokens of the texts as they stand, after `bos` if there is one."""
-    first = [] if bos is None else [bos]
-    ids = [first + list(x) for x in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-    length = max((len(x) for x in ids), default=0)
-    # what stands in the padding is masked away; some tokenizers have no token for it
-    fill = next((x for x in (tokenizer.pad_token_id, tokenizer.eos_token_id) if x is not None), 0)
-    padded = torch.tensor([[fill] * (length - len(x)) + x for x in ids], dtype=torch.long)
-    mask = torch.tensor([[0] * (length - len(x)) + [1] * len(x) for x in ids], dtype=torch.long)
-    return padded, mask
-
 
 def encoder(
     tokenizer: Any, *, bos: int | None, lexicon: Lexicon = LEXICON
@@ -175,41 +161,16 @@ def encoder(
     """Rows to tokens. `bos` is explicit: GGUF tokenizers add none, and some models want none."""
 
     def run(rows: Tensor) -> Encoded:
-        return encode(render(rows, lexicon), tokenizer, bos=bos)
+        return text_data.encode(render(rows, lexicon), tokenizer, bos=bos)
 
     return run
 
 
-def answer_tokens(tokenizer: Any, answers: Sequence[str] = LETTERS) -> list[list[int]]:
-    """For each answer (the 26 letters), the ids of " X" and "X" where these are single tokens, " X" first.
-
-    Refused when an answer has no such token, or two answers share one: their logits could not be told apart.
-    """
-    groups: list[list[int]] = []
-    for answer in answers:
-        spelled = [tokenizer.encode(text, add_special_tokens=False) for text in (f" {answer}", answer)]
-        known = [ids[0] for ids in spelled if len(ids) == 1 and ids[0] != tokenizer.unk_token_id]
-        groups.append(list(dict.fromkeys(known)))
-    missing = [a for a, group in zip(answers, groups, strict=True) if not group]
-    if missing:
-        raise PlotError(
-            f"The tokenizer has no single token for the answers {', '.join(missing)} (tried ' X' and 'X'): "
-            f"answers must be single tokens. Use other answers or another tokenizer."
-        )
-    owner: dict[int, str] = {}
-    for answer, group in zip(answers, groups, strict=True):
-        for token in group:
-            other = owner.setdefault(token, answer)
-            if other != answer:
-                raise PlotError(
-                    f"The answers {other} and {answer} share the token {token} ({tokenizer.decode([token])!r}): "
-                    f"they cannot be told apart. Use answers that differ in their first token."
-                )
-    return groups
+def answer_tokens(tokenizer: Any) -> list[list[int]]:
+    """For each of the 26 letters, the tokens that spell it."""
+    return text_data.answer_tokens(tokenizer, LETTERS)
 
 
 def says(tokenizer: Any, tokens: Int[Tensor, " rows"], letters: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
-    """Whether each token, decoded, stripped and case-folded, is the letter; an empty text is wrong."""
-    texts = {t: tokenizer.decode([t]).strip().casefold() for t in set(tokens.tolist())}
-    pairs = zip(tokens.tolist(), letters.tolist(), strict=True)
-    return torch.tensor([texts[t] == LETTERS[x].casefold() for t, x in pairs], dtype=torch.bool)
+    """Whether each token is the letter, however it is written."""
+    return text_data.says(tokenizer, tokens, LETTERS, letters)
