@@ -288,8 +288,9 @@ def draw(nets: Sequence[Mapping[str, Any]], path: Path) -> None:
         tested = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds (dots) and their mean"
         style.caption(
             figure,
-            f"d = {first['width']}. Left: seed {first['seed']}; {'all' if whole else 'random'} {len(shown):,} subsets "
-            f"of the state's coordinates, each at the best of {len(STRENGTHS)} strengths.",
+            f"d = {first['width']}. Left: seed {first['seed']}; {'all ' if whole else ''}{len(shown):,}"
+            f"{'' if whole else ' random'} subsets of the state's coordinates, each at the best of {len(STRENGTHS)} "
+            "strengths.",
             "" if whole else f"Best subset by {search}.",
             f"Right: average exact accuracy on test, {tested}.",
         )
@@ -312,7 +313,8 @@ def draw_subsets(ax: Axes, carry: Mapping[str, Any], width: int) -> None:
         x = width + step * (1.6 + 0.9 * k)
         ax.plot(x, h[name]["calibration"], mark, ms=6, color=style.GREEN, mew=0, label=name, zorder=4)
     ax.axvspan(width + 0.7 * step, width + 4.2 * step, color=style.BLANK, lw=0, zorder=0)
-    ticks = range(int(max(1, step)), width + 1, int(max(1, step)))
+    every = max(1, width // 4 if width > 8 else 1)
+    ticks = range(every, width + 1, every)
     ax.set_xticks([*ticks, width + 2.5 * step], [*ticks, "other\nbases"])
     ax.tick_params(axis="x", labelsize=7)
     ax.set_xlim(0.3, width + 4.2 * step)

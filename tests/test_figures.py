@@ -1,6 +1,7 @@
 """Figures: files from a run directory, showing the run's numbers, whatever is missing from it; and causal graphs."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,12 +15,12 @@ from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.report import figures, style
+from plot_ot.report import figures, handle_figure, style
 from plot_ot.report.figures import RunData, draw_figures
 from plot_ot.runs import RunDirectory
 from plot_ot.subjects import Place
 
-NAMES = ("accuracy", "epsilon", "handles", "layers", "runtime", "sizes")
+NAMES = ("accuracy", "epsilon", "handles", "layers", "runtime", "sizes", "summary")
 VARIABLES = ("z_$a", "z_$b")  # a dollar sign must not start a formula
 PLACES = (Place("layer1", 4, 1), Place("layer2", 4, 2))
 GAINS = torch.tensor([0.0, 0.5, 2.0, 0.0], dtype=torch.float64)
@@ -202,6 +203,129 @@ def test_accuracy_shows_controls_and_spread_over_seeds_or_the_interval_of_one(tm
     assert "1 failed" in words(drawn(two, "accuracy"))
     assert whiskers(two) == pytest.approx([0.92, 0.94])
     assert whiskers(make_run(tmp_path / "one", seeds=(1,))) == pytest.approx([0.85, 0.99])
+
+
+def marked(ax, label):
+    """Where the line of that label has its points."""
+    return next(np.transpose(line.get_data()).tolist() for line in ax.lines if line.get_label() == label)
+
+
+def test_the_summary_shows_accuracy_against_seconds_with_the_published_points_marked_as_such(tmp_path):
+    run = make_run(tmp_path / "run")
+    figure = drawn(run, "summary")
+    ax = figure.subfigs[0].axes[0]
+    mine = [line.get_xydata()[0].tolist() for line in ax.lines if line.get_marker() == "o"]
+    assert mine == [pytest.approx([2.751, 0.93])] * 2
+    published = [line.get_xydata()[0].tolist() for line in ax.lines if line.get_marker() == "D"]
+    assert published == [[4.4, 0.991], [131.0, 0.995]]
+    said = words(figure)
+    for expected in ("published, other machine", "0.991 ± 0.008", "uniform banks", "1, 2", "no-edit 0.930"):
+        assert expected in said, expected
+    results = json.loads((run.path / "results.json").read_text())
+    (run.path / "results.json").write_text(json.dumps({**results, "task": "something else"}))
+    assert "ublished" not in words(drawn(run, "summary")) + words(drawn(run, "accuracy"))
+
+
+def test_accuracy_marks_what_the_paper_published_in_the_rows_of_its_methods(tmp_path):
+    wide = drawn(make_run(tmp_path / "run"), "accuracy").axes[0]
+    assert marked(wide, "published") == [[0.991, 0.0], [0.995, 1.0]]
+
+
+# -- handles of many variables, each in its own basis -----------------------------------------------------------------
+
+CARRIES = ("C1", "C2", "C3")
+PCA = torch.linalg.qr(torch.arange(16.0).reshape(4, 4).sin())[0][:, :2]
+OBLIQUE = torch.tensor([[3.0], [0.0], [4.0], [0.0]])
+ROWS = {  # method -> (frame, gains, chosen, coupling's sites)
+    "stage-a": (Frame.identity(4), torch.ones(4), {}, [p.name for p in PLACES]),
+    "coordinates": (Frame.identity(4), GAINS, {"K": 2, "sites": ["layer1[0:2]", "layer1[2:4]"]}, None),
+    "components": (
+        Frame.orthonormal(PCA, "pca"),
+        torch.tensor([2.0, 0.5]),
+        {"K": 1, "sites": ["layer1.pc[0:2]"]},
+        None,
+    ),
+    "again": (Frame.identity(4), GAINS, {"K": 2, "sites": ["layer1[0:2]", "layer1[2:4]"]}, None),
+    "formula": (Frame.oblique(torch.ones(4, 1), OBLIQUE, "closed"), torch.ones(1), {"strength": 1.5}, None),
+    "guided": (Frame.orthonormal(ROTATION, "das"), torch.ones(2), {"k": 2}, None),
+    "between": (Frame.orthonormal(ROTATION, "das"), torch.ones(2), {"k": 2}, None),
+    "full": (Frame.orthonormal(ROTATION, "das"), torch.ones(2), {"k": 2}, None),
+    "oblique": (Frame.oblique(torch.ones(4, 1), OBLIQUE, "das-oblique"), torch.ones(1), {"k": 1}, None),
+}
+
+
+def make_wide_run(path):
+    """Three variables; a coarse stage, transport in two bases, a closed form, and several kinds of DAS."""
+    run = RunDirectory.open(path, {"task": "another", "methods": list(ROWS), "seeds": [7]}, {})
+    for method, (frame, gains, chosen, sites) in ROWS.items():
+        key = {"task": "another", "subject": "net", "seed": 7, "method": method}
+        chosen = {"epsilon": 0.1, "beta": None, "strength": 2.0} | chosen if "K" in chosen else chosen
+        handles = {v: Handle(v, (Edit(PLACES[0], frame, gains),), "a network", chosen) for v in CARRIES}
+        for v, h in handles.items():
+            h.save(run.handle_path(7, method, v))
+        found: dict = {
+            "selection": [
+                {**key, "variable": v, "size": h.size, "places": h.places, "chosen": dict(h.chosen)}
+                for v, h in handles.items()
+            ],
+            "records": [
+                {**key, "variable": v, "bank": bank, "accuracy": accuracy, "interval": [0.5, 1.0], "full_patch": 0.7}
+                for v in CARRIES
+                for bank, accuracy in (("sensitivity", 0.75), ("invariance", 0.875))
+            ],
+            "runtimes": [{**key, "seconds": 0.5, "parts": {"recording": 0.5}}],
+        }
+        names = sites or chosen.get("sites")
+        if names:
+            plan = [[1 / len(CARRIES) / len(names)] * len(names)] * len(CARRIES)
+            coupling = {"variables": list(CARRIES), "sites": names, "plan": plan, "kind": "eot", "epsilon": 0.1}
+            found["couplings"] = [{**key, **coupling, "beta": None, "scale": "none", "flags": []}]
+        run.finish(7, method, found)
+    run.compile(list(ROWS))
+    return run
+
+
+def test_many_variables_are_rows_and_every_method_is_shown_in_its_own_basis(tmp_path):
+    figure = drawn(make_wide_run(tmp_path / "run"), "handles")
+    axes = [ax for ax in figure.axes if ax.get_label() != "<colorbar>"]
+    assert len(axes) == 15
+    titles = [t.get_text() for ax in axes[:5] for t in ax.texts]
+    assert titles == ["coordinates", "components", "formula", "guided", "full"]
+    assert [ax.get_ylabel() for ax in axes[::5]] == list(CARRIES)
+    meshes = [np.ma.filled(ax.findobj(QuadMesh)[0].get_array(), np.nan).reshape(2, 4) for ax in axes[5:10]]
+    rows = ROTATION.norm(dim=1).numpy()
+    first = [[0, 0.25, 1, 0], [1, 0.25, np.nan, np.nan], [0.75, 0, 1, 0], rows / rows.max(), rows / rows.max()]
+    for mesh, expected in zip(meshes, first, strict=True):
+        np.testing.assert_allclose(mesh, [expected, np.zeros(4)], rtol=1e-6)  # nothing at the second place
+    assert [ax.get_xlabel() for ax in axes[10:]] == ["neuron", "principal component", "neuron", "neuron", "neuron"]
+    said = words(figure)
+    for expected in ("Seed 7", "K = 2, λ = 2", "1 of 4, λ = 1.5", "k = 2", "0.812", "written along"):
+        assert expected in said, expected
+
+
+def test_masses_of_overlapping_sites_add_up_in_the_coupling_that_the_handle_is_from(tmp_path):
+    data = RunData.read(make_wide_run(tmp_path / "run"))
+    own = {"seed": 7, "method": "m", "variables": ["C1"], "epsilon": 0.1, "beta": None}
+    nested = {**own, "sites": ["layer1.pc[0:1]", "layer1.pc[0:3]"], "plan": [[0.5, 0.25]]}
+    finer = {**own, "sites": ["layer1.pc[0:1]", "layer1.pc[1:2]"], "plan": [[1.0, 1.0]]}
+    chosen = {"epsilon": 0.1, "beta": None, "sites": ["layer1.pc[0:3]"]}
+    handle = Handle("C1", (Edit(PLACES[0], Frame.identity(4), GAINS),), "a network", chosen)
+    mass = handle_figure._mass(replace(data, couplings=[nested, finer]), 7, "m", handle, ["layer1", "layer2"])
+    np.testing.assert_allclose(mass, [[0.75, 0.25, 0.25, np.nan], [np.nan] * 4])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("layer1", ("layer1", slice(None))),
+        ("layer1[3]", ("layer1", slice(3, 4))),
+        ("layer1.pc[0:4]", ("layer1", slice(0, 4))),
+        ("block.output[0:4]", ("block.output", slice(0, 4))),
+        ("block.output.band8[4:6]", ("block.output", slice(4, 6))),
+    ],
+)
+def test_a_site_is_read_as_its_place_and_directions_whatever_dots_are_in_the_name(name, expected):
+    assert handle_figure._site(name, ["layer1", "block.output"]) == expected
 
 
 # -- causal graphs ----------------------------------------------------------------------------------------------------

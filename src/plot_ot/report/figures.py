@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, pstdev
-from typing import Any
+from statistics import fmean
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plot_ot.errors import PlotError
-from plot_ot.handles import Edit, Handle
 from plot_ot.report import style
+from plot_ot.report.handle_figure import draw_handles
+from plot_ot.report.published import Point
+from plot_ot.report.run_data import RunData, mean_spread, numbers
 from plot_ot.report.tables import CONTROLS, average_by_seed, mean_sd
-from plot_ot.runs import LISTS, Json, RunDirectory, read_json
+from plot_ot.runs import Json, RunDirectory
 
-PUBLISHED = {"heq": ("an Apple M1 Pro", {"plot": 4.4, "das": 131.0})}
-"""Per task, the paper's machine and the seconds it reports."""
+__all__ = ["RunData", "draw_figures", "draw_handles"]
 
 
 def draw_figures(run: RunDirectory) -> None:
@@ -34,187 +31,70 @@ def draw_figures(run: RunDirectory) -> None:
             style.publish(draw(data), run.path / "figures" / draw.__name__.removeprefix("draw_"))
 
 
-# -- what is in a run -----------------------------------------------------------------------------------------
+# -- accuracy against runtime ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RunData:
-    """A run's numbers (lists that are not there are empty), and what they are about, in their own order."""
-
-    run: RunDirectory
-    results: Json
-    couplings: list[Json]
-    methods: list[str]
-    variables: list[str]
-    seeds: list[int]
-
-    @classmethod
-    def read(cls, run: RunDirectory) -> RunData:
-        """The compiled results and couplings of a run."""
-        results = read_json(run.path / "results.json")
-        if not isinstance(results, dict):
-            raise PlotError(f"{run.path / 'results.json'} is damaged: run the same command again to compile it anew.")
-        results |= {name: results.get(name) or [] for name in LISTS}
-        couplings = run.couplings() if (run.path / "couplings.json").exists() else []
-        methods, variables, seeds = (
-            list(dict.fromkeys(s[field] for s in results["selection"])) for field in ("method", "variable", "seed")
-        )
-        return cls(run, results, couplings, methods, variables, sorted(seeds))
-
-    def rows(self, name: str, **fields: object) -> list[Json]:
-        """The entries of a list with the given values."""
-        return [r for r in self.results[name] if all(r.get(k) == v for k, v in fields.items())]
-
-    def handle_paths(self, seed: int, method: str) -> dict[str, Path]:
-        """A method's handle files, by variable: for every variable, or none."""
-        paths = {v: self.run.handle_path(seed, method, v) for v in self.variables}
-        return paths if all(path.exists() for path in paths.values()) else {}
-
-    def about(self, spread: str = " ± standard deviation") -> str:
-        """How many seeds a figure is about, and what is shown of them."""
-        failed = len({f["seed"] for f in self.results["failures"]})
-        said = f"Mean{spread} over {len(self.seeds)} seeds" if len(self.seeds) > 1 else "One seed"
-        return f"{said}{f' ({failed} failed and left out)' if failed else ''}."
-
-
-def numbers(rows: Sequence[Mapping[str, Any]], field: str) -> list[float]:
-    """A field's values; missing ones (null stands for NaN) are left out."""
-    return [float(r[field]) for r in rows if r.get(field) is not None]
-
-
-def mean_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; without values the mean is NaN, which is not drawn."""
-    return (fmean(values), pstdev(values)) if values else (float("nan"), 0.0)
-
-
-# -- handles: the heatmaps of one seed ------------------------------------------------------------------------
-
-
-def draw_handles(data: RunData) -> Figure | None:
-    """Handles of one seed over places x neurons, before and after calibration and for DAS, with its numbers."""
-    wanted = _shown_methods(data)
-    saved = {s: [m for m in wanted.values() if m and data.handle_paths(s, m)] for s in data.seeds}
-    seed = max(saved, key=lambda s: len(saved[s]), default=None)
-    if seed is None or not saved[seed]:
+def draw_summary(data: RunData) -> Figure | None:
+    """Accuracy against seconds of every method, numbered, beside a table with the paper's own numbers."""
+    found = {m: list(average_by_seed(data.results, m).values()) for m in data.methods}
+    spent = {m: numbers(data.rows("runtimes", method=m), "seconds") for m in data.methods}
+    shown = [m for m in data.methods if found[m] and spent[m]]
+    if not shown:
         return None
-    places = _places(data)
-    handles = {m: {v: Handle.load(p) for v, p in data.handle_paths(seed, m).items()} for m in saved[seed]}
-    panels = []
-    for m, own in handles.items():
-        panels += _das_panels(m, own, places) if m == wanted["DAS"] else _plot_panels(data, seed, m, own, places)
-    upper = 0.3 + len(panels) * (min(0.17 * len(places), 1.5) + 0.32)
-    head = ["method", *data.variables, "average", "seconds", "best setting"]
-    lines = style.wrap_last(head, [_seed_line(data, seed, m, own) for m, own in handles.items()])
-    lower = 0.5 + 0.16 * sum(style.height(line) for line in lines)
+    points = data.published.points if data.published else ()
+    paper = {shown.index(p.method): p for p in points if p.method in shown}
+    ours = [(*mean_spread(spent[m]), *mean_spread(found[m])) for m in shown]
+    theirs = [(p.seconds, p.seconds_sd, p.accuracy, p.accuracy_sd) for p in paper.values()]
+    head = ["", "method", "accuracy", "seconds", *(["published accuracy", "published seconds"] if paper else [])]
+    lines = []
+    for k, m in enumerate(shown):
+        line = [str(k + 1), m, mean_sd(found[m]), mean_sd(spent[m], 2)]
+        lines.append(line + (_spelled(paper.get(k)) if paper else []))
+    upper, lower = 2.6, 0.5 + 0.16 * len(lines)
     figure = style.new_figure(style.PAGE, upper + lower)
     over, under = np.asarray(figure.subfigures(2, 1, height_ratios=(upper, lower)))
-    style.heatmap_panels(over, panels, places, data.variables)
+    ax = over.subplots()
+    style.log_scale(ax)
+    style.trade_off(ax, ours, fmt="o", ms=4, color=style.BLUE, lw=0.8, label="this run")
+    if theirs:
+        style.trade_off(
+            ax, theirs, **style.PAPER, ecolor=style.VERMILLION, elinewidth=0.8, label="published, other machine"
+        )
+    _control_lines(data, ax.axhline)
+    ax.set_ylim(min(0.45, *(y - dy for _, _, y, dy in [*ours, *theirs])) - 0.02, 1.03)
+    ax.set_xlim(ax.get_xlim()[0] / 1.1, ax.get_xlim()[1] * 1.3)
+    style.number_points(ax, {k + 1: (x, y) for k, (x, _, y, _) in enumerate(ours)}, style.INK)
+    style.number_points(ax, {k + 1: (p.seconds, p.accuracy) for k, p in paper.items()}, style.VERMILLION)
+    ax.grid(visible=True)
+    ax.set_xlabel("seconds, logarithmic")
+    ax.set_ylabel("average exact accuracy")
+    entries = list(zip(*ax.get_legend_handles_labels(), strict=True))
+    entries.sort(key=lambda entry: entry[1].startswith(CONTROLS))
+    over.legend(*zip(*entries, strict=True), loc="outside upper left", ncols=5, columnspacing=1.2)
     style.ruled_table(under.add_subplot(), head, lines)
-    missing = [f"{name} is missing: this run has no handles of it." for name, m in wanted.items() if m not in handles]
-    said = f"Seed {seed}; test accuracies. Each panel is divided by its largest value."
-    style.caption(under, said, _flags(data, seed, wanted["PLOT"]), *missing)
+    style.caption(under, data.about(), _published(data, bool(paper)))
     return figure
 
 
-def _flags(data: RunData, seed: int, method: str | None) -> str:
-    """What is doubtful about a method's couplings."""
-    flags = [f for c in data.couplings if (c["seed"], c["method"]) == (seed, method) for f in c.get("flags") or ()]
-    said = "; ".join(dict.fromkeys(f.split(":")[0] for f in flags))
-    return f"Couplings flagged: {said}." if said else ""
+def _spelled(point: Point | None) -> list[str]:
+    """A published point's two cells of the table."""
+    if point is None:
+        return ["", ""]
+    return [f"{point.accuracy:.3f} ± {point.accuracy_sd:.3f}", f"{point.seconds:g} ± {point.seconds_sd:g}"]
 
 
-def _shown_methods(data: RunData) -> dict[str, str | None]:
-    """The run's first method with an optimal-transport coupling, and its first DAS method."""
-    moved = {c["method"] for c in data.couplings if c.get("kind") != "cosine" and c.get("epsilon") is not None}
-    rotated = {s["method"] for s in data.results["selection"] if "k" in s["chosen"]}
-    return {k: next((m for m in data.methods if m in some), None) for k, some in (("PLOT", moved), ("DAS", rotated))}
+def _published(data: RunData, shown: bool) -> str:
+    """Where the paper's numbers come from."""
+    if not shown or data.published is None:
+        return ""
+    return f"Published: the paper's numbers ({data.published.setting}) on {data.published.machine}."
 
 
-def _places(data: RunData) -> list[str]:
-    """Every place that the couplings and searches looked at, in forward order."""
-    sites = [_site(name)[0] for c in data.couplings for name in c["sites"]]
-    chosen = data.results["selection"]
-    searched = [p for s in chosen for p in s["chosen"].get("by_support", ()) if p != "all"]
-    return list(dict.fromkeys([*sites, *searched, *(p for s in chosen for p in s["places"])]))
-
-
-def _site(name: str) -> tuple[str, slice]:
-    """`layer1[3]`, `layer1[0:4]` or `layer1` as a place and its coordinates."""
-    found = re.fullmatch(r"(.+)\[(\d+)(?::(\d+))?\]", name)
-    if not found:
-        return name, slice(None)
-    return found[1], slice(int(found[2]), int(found[3] or int(found[2]) + 1))
-
-
-def _grid(handle: Handle, places: Sequence[str], value: Callable[[Edit], np.ndarray]) -> np.ndarray:
-    """What the handle does at every place; zero where it does nothing."""
-    grid = np.zeros((len(places), max((e.place.width for e in handle.edits), default=1)))
-    for e in handle.edits:
-        shown = value(e)
-        grid[places.index(e.place.name), : len(shown)] = shown
-    return grid
-
-
-def _mass(data: RunData, seed: int, method: str, handle: Handle, places: Sequence[str]) -> np.ndarray:
-    """The handle's row of the coupling it was made from; blank where there is no site."""
-    grid = _grid(handle, places, lambda e: np.zeros(0)) * np.nan
-    keys = {"seed": seed, "method": method, **{k: handle.chosen.get(k) for k in ("epsilon", "beta")}}
-    for c in data.couplings:
-        if all(c.get(k) == value for k, value in keys.items()) and handle.variable in c["variables"]:
-            for name, mass in zip(c["sites"], c["plan"][c["variables"].index(handle.variable)], strict=True):
-                place, at = _site(name)
-                grid[places.index(place), at] = mass
-    return grid
-
-
-def _plot_panels(
-    data: RunData, seed: int, method: str, handles: Mapping[str, Handle], places: Sequence[str]
-) -> list[style.Panel]:
-    before = {v: _mass(data, seed, method, h, places) for v, h in handles.items()}
-    after = {v: _grid(h, places, lambda e: e.gains.double().abs().numpy()) for v, h in handles.items()}
-    settings = {v: _setting(h) for v, h in handles.items()}
-    epsilons = {v: _epsilon(h) for v, h in handles.items()}
-    return [
-        style.Panel(f"{method}\nbefore calibration", "", before, epsilons, "mass"),
-        style.Panel(f"{method}\nafter calibration", "neuron", after, settings, "gain"),
-    ]
-
-
-def _das_panels(method: str, handles: Mapping[str, Handle], places: Sequence[str]) -> list[style.Panel]:
-    norms = {v: _grid(h, places, _row_norms) for v, h in handles.items()}
-    marked = {v: _grid(h, places, lambda e: (e.gains != 0).double().numpy()) for v, h in handles.items()}
-    sizes = {v: f"{_setting(h)}: swapped coordinates" for v, h in handles.items()}
-    return [
-        style.Panel(f"{method}\ncanonical basis", "neuron", norms, dict.fromkeys(handles, ""), "row norm"),
-        style.Panel(f"{method}\nrotated basis", "rotated coordinate", marked, sizes),
-    ]
-
-
-def _row_norms(e: Edit) -> np.ndarray:
-    """How much each neuron contributes: the norm of its row in the swapped directions."""
-    directions = np.eye(e.place.width) if e.frame.read is None else e.frame.read.double().numpy()
-    return np.linalg.norm(directions * e.gains.double().numpy(), axis=1)
-
-
-def _setting(handle: Handle) -> str:
-    """K and λ, or k, as chosen on calibration."""
-    c = handle.chosen
-    return f"k = {c['k']}" if "k" in c else f"K = {c.get('K')}, λ = {c.get('strength')}"
-
-
-def _seed_line(data: RunData, seed: int, method: str, handles: Mapping[str, Handle]) -> list[str]:
-    """A method's row of the single-seed table; one line of settings per variable."""
-    own = data.rows("records", seed=seed, method=method)
-    scores = [numbers([r for r in own if r["variable"] == v], "accuracy") for v in handles]
-    seconds = numbers(data.rows("runtimes", seed=seed, method=method), "seconds")
-    chosen = {v: ", ".join(x for x in (_epsilon(h), _setting(h)) if x) for v, h in handles.items()}
-    settings = [f"{v}: {chosen[v]} in {', '.join(h.places)}" for v, h in handles.items()]
-    cells = [mean_sd([fmean(x)] if x else []) for x in [*scores, numbers(own, "accuracy")]]
-    return [method, *cells, mean_sd(seconds, 2), "\n".join(settings)]
-
-
-def _epsilon(handle: Handle) -> str:
-    return f"ε = {handle.chosen['epsilon']:g}" if handle.chosen.get("epsilon") is not None else ""
+def _control_lines(data: RunData, line: Callable[..., object]) -> None:
+    """What doing nothing and copying the source reach."""
+    for control, dashes in zip(CONTROLS, ("--", (0, (1, 1.2))), strict=True):
+        for value in [fmean(x) for x in [average_by_seed(data.results, control).values()] if x]:
+            line(value, color=style.VERMILLION, lw=1, ls=dashes, label=f"{control} {value:.3f}", zorder=1)
 
 
 # -- runtime --------------------------------------------------------------------------------------------------
@@ -227,7 +107,7 @@ def draw_runtime(data: RunData) -> Figure | None:
     if not rows:
         return None
     totals = [mean_spread(numbers(r, "seconds")) for r in rows.values()]
-    figure = style.new_figure(style.PAGE, 1.05 + 0.24 * len(rows))
+    figure = style.new_figure(style.PAGE, 1.15 + 0.24 * len(rows))
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
     style.stack(left, _parts(rows, np.array(totals)[:, 0]))
     for y, (mean, spread) in enumerate(totals):
@@ -235,12 +115,10 @@ def draw_runtime(data: RunData) -> Figure | None:
     left.set_xlim(0, 1.25 * max(mean + spread for mean, spread in totals))
     left.set_xlabel("seconds, by part")
     right.plot([mean for mean, _ in totals], range(len(rows)), "o", color=style.BLUE, ms=4, label="this run")
-    machine, published = PUBLISHED.get(str(data.results.get("task")), ("", {}))
+    published = {p.method: p.seconds for p in data.published.points} if data.published else {}
     points = [(published[m], y) for y, m in enumerate(rows) if m in published]
     if points:
-        right.plot(
-            *np.array(points).T, "D", ms=4.5, mfc="white", mec=style.VERMILLION, label="published, other machine"
-        )
+        right.plot(*np.array(points).T, **style.PAPER, label="published, other machine")
     for seconds, y in points:
         style.note(right, seconds, y, f"{seconds:g}", (0, -8))
     style.log_scale(right)
@@ -248,10 +126,12 @@ def draw_runtime(data: RunData) -> Figure | None:
     right.set_xlabel("seconds in total, logarithmic")
     for ax in (left, right):
         style.name_rows(ax, list(rows))
-        style.legend_above(ax, 6)
     right.tick_params(axis="y", labelleft=False)
-    said = f"Published: the paper's seconds on {machine}." if points else ""
-    style.caption(figure, data.about(), "Each method is charged what it costs alone and cold.", said)
+    entries = [pair for ax in (left, right) for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
+    figure.legend(*zip(*entries, strict=True), loc="outside upper left", ncols=5, columnspacing=1.2)
+    style.caption(
+        figure, data.about(), "Each method is charged what it costs alone and cold.", _published(data, bool(points))
+    )
     return figure
 
 
@@ -368,18 +248,28 @@ def draw_accuracy(data: RunData) -> Figure | None:
     for ax, low in zip(axes, (min(0.45, *(x[0] for x in spans.values())), floor), strict=True):
         ax.set_xlim(low - 0.05 * (1 - low) - 0.002, 1 + 0.03 * (1 - low) + 0.001)
         style.dots(ax, list(averages.values()), list(spans.values()), [fmean(p or [np.nan]) for p in patches.values()])
-        for control, dashes in zip(CONTROLS, ("--", (0, (1, 1.2))), strict=True):
-            for value in [fmean(x) for x in [average_by_seed(data.results, control).values()] if x]:
-                ax.axvline(value, color=style.VERMILLION, lw=1, ls=dashes, label=f"{control} {value:.3f}", zorder=1)
+        _control_lines(data, ax.axvline)
+        shown = _mark_published(data, ax, list(averages))
         style.name_rows(ax, list(averages))
         ax.set_xlabel("average exact accuracy" + (", close up" if ax is axes[1] else ""))
     axes[1].tick_params(axis="y", labelleft=False)
     for y, values in enumerate(averages.values()):
         axes[1].text(1.02, y, mean_sd(values), transform=axes[1].get_yaxis_transform(), va="center", fontsize=7)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, columnspacing=1.2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=6, columnspacing=1.2)
     single = "" if len(data.seeds) > 1 else "Whiskers: 95 % intervals, averaged over the test banks."
-    style.caption(figure, data.about(), single)
+    style.caption(figure, data.about(), single, _published(data, shown))
     return figure
+
+
+def _mark_published(data: RunData, ax: Axes, methods: Sequence[str]) -> bool:
+    """The paper's accuracies within the axis, if it has any."""
+    low, high = ax.get_xlim()
+    points = data.published.points if data.published else ()
+    marks = [(p.accuracy, methods.index(p.method)) for p in points if p.method in methods]
+    inside = [(x, y) for x, y in marks if low <= x <= high]
+    if inside:
+        ax.plot(*np.array(inside).T, **style.PAPER, label="published")
+    return bool(marks)
 
 
 def _span(data: RunData, method: str, values: Sequence[float]) -> tuple[float, float, float]:
@@ -392,4 +282,4 @@ def _span(data: RunData, method: str, values: Sequence[float]) -> tuple[float, f
 
 
 FIGURES: tuple[Callable[[RunData], Figure | None], ...]
-FIGURES = (draw_handles, draw_runtime, draw_epsilon, draw_sizes, draw_layers, draw_accuracy)
+FIGURES = (draw_summary, draw_handles, draw_runtime, draw_epsilon, draw_sizes, draw_layers, draw_accuracy)

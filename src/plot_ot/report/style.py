@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ PARTS = {
     "recording": MUTED,
     "signatures": SKY,
     "transport": GREEN,
+    "closed_form": YELLOW,
     "calibration": BLUE,
     "das": ORANGE,
     "test": PURPLE,
@@ -97,6 +98,10 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
+Drawing = Figure | SubFigure
+"""What a caption can be put under."""
+
+
 def look() -> AbstractContextManager[None]:
     """While open, figures are made in this style."""
     return rc_context(SETTINGS)
@@ -120,7 +125,7 @@ def publish(figure: Figure | None, stem: Path) -> None:
         write_atomically(path, file.getvalue())
 
 
-def caption(figure: Figure | SubFigure, *sentences: str) -> None:
+def caption(figure: Drawing, *sentences: str) -> None:
     """Small print under the figure, wrapped to its width."""
     text = " ".join(s for s in sentences if s)
     if text:
@@ -157,10 +162,10 @@ def whisker(axes: Axes, y: float, mean: float, spread: float, said: str) -> None
         note(axes, mean + spread, y, said)
 
 
-def note(axes: Axes, x: float, y: float, said: str, shift: tuple[float, float] = (4, 0)) -> None:
+def note(axes: Axes, x: float, y: float, said: str, shift: tuple[float, float] = (4, 0), colour: str = INK) -> None:
     """A small remark beside a point."""
-    centred = "center" if not shift[0] else "left"
-    axes.annotate(said, (x, y), shift, textcoords="offset points", ha=centred, va="center", fontsize=6.5)
+    at: dict[str, Any] = {"ha": "center" if not shift[0] else "left", "va": "center", "fontsize": 6.5}
+    axes.annotate(said, (x, y), shift, textcoords="offset points", color=colour, **at)
 
 
 def dots(
@@ -186,7 +191,9 @@ def stack(axes: Axes, parts: Mapping[str, np.ndarray]) -> None:
     """Stacked bars: per part, its share of every row."""
     left = np.zeros(len(next(iter(parts.values()))))
     for name, share in parts.items():
-        axes.barh(np.arange(len(left)), share, 0.62, left=left, color=PARTS.get(name, FAINT), label=name)
+        axes.barh(
+            np.arange(len(left)), share, 0.62, left=left, color=PARTS.get(name, FAINT), label=name.replace("_", " ")
+        )
         left = left + share
 
 
@@ -201,6 +208,33 @@ def log_scale(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+PAPER: dict[str, Any] = {"ls": "", "marker": "D", "ms": 4.5, "mfc": "white", "mec": VERMILLION, "zorder": 5}
+"""The mark of a number that the paper published."""
+
+
+def trade_off(axes: Axes, points: Sequence[tuple[float, float, float, float]], **look: Any) -> None:
+    """Points (x, its spread, y, its spread) with whiskers."""
+    for k, (x, dx, y, dy) in enumerate(points):
+        axes.errorbar(x, y, xerr=dx or None, yerr=dy or None, **(look if not k else look | {"label": None}))
+
+
+def number_points(axes: Axes, points: Mapping[int, tuple[float, float]], colour: str, near: float = 0.04) -> None:
+    """Numbers beside points on a logarithmic x axis; points on top of each other share a label."""
+    (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
+    at = {n: ((np.log(x) - left) / (right - left), (y - low) / (high - low)) for n, (x, y) in points.items()}
+    groups: list[list[int]] = []
+    for n in sorted(at, key=lambda n: at[n]):
+        close = (g for g in groups if all(np.hypot(*np.subtract(at[n], at[m])) < near for m in g))
+        group = next(close, None)
+        if group is None:
+            groups.append([n])
+        else:
+            group.append(n)
+    for group in groups:
+        x, y = points[max(group, key=lambda n: at[n][0])]
+        note(axes, x, y, ", ".join(str(n) for n in sorted(group)), (4, -6), colour)
 
 
 # -- heatmaps and tables --------------------------------------------------------------------------------------
@@ -256,7 +290,8 @@ def score_cells(
 class Panel:
     """One row of heatmaps: per column a grid and a remark.
 
-    `axis` names the cells of a row (empty: as below); `unit` says what the largest value is (empty: not said).
+    `axis` names the cells of a row (empty: as below); `unit` says what the largest value is (empty: not said);
+    `corner` is a second remark at the right end.
     """
 
     title: str
@@ -264,6 +299,7 @@ class Panel:
     grids: Mapping[str, np.ndarray]
     remarks: Mapping[str, str]
     unit: str = ""
+    corner: Mapping[str, str] = field(default_factory=dict)
 
 
 def heatmap_panels(figure: SubFigure, panels: Sequence[Panel], rows: Sequence[str], columns: Sequence[str]) -> None:
@@ -271,19 +307,45 @@ def heatmap_panels(figure: SubFigure, panels: Sequence[Panel], rows: Sequence[st
     axes = figure.subplots(len(panels), len(columns), squeeze=False, sharey=True)
     for line, panel in zip(axes, panels, strict=True):
         for ax, column in zip(line, columns, strict=True):
-            grid = panel.grids[column]
-            largest = np.nanmax(grid, initial=0.0)
-            mesh = cells(ax, grid / (largest or 1.0))
-            name_cells(ax.yaxis, rows, most=10)
-            numbers = [str(k) for k in range(grid.shape[1])]
-            name_cells(ax.xaxis, numbers, most=5.2 / len(columns) / LETTER / (0.4 + len(numbers[-1])))
-            ax.tick_params(labelbottom=bool(panel.axis), pad=1, labelsize=7)
+            mesh = _scaled_cells(ax, panel.grids[column], rows, 5.2 / len(columns))
+            ax.tick_params(labelbottom=bool(panel.axis))
+            largest = np.nanmax(panel.grids[column], initial=0.0)
             remarks = [panel.remarks[column], f"largest {panel.unit} {largest:.2g}" if panel.unit else ""]
             ax.set_title(", ".join(r for r in remarks if r), fontsize=7, color=MUTED, pad=2)
             ax.set_xlabel(panel.axis, fontsize=7, labelpad=1)
         line[0].set_ylabel(panel.title, rotation=0, ha="right", va="center", multialignment="left", labelpad=6)
     for ax, column in zip(axes[0], columns, strict=True):
         ax.annotate(column, (0.5, 1), (0, 13), "axes fraction", "offset points", ha="center", weight="bold")
+    _scale_bar(figure, mesh, axes)
+
+
+def heatmap_rows(figure: Drawing, panels: Sequence[Panel], lines: Sequence[str], rows: Sequence[str]) -> None:
+    """Panels side by side, rows under each other, every grid divided by its largest value."""
+    axes = figure.subplots(len(rows), len(panels), squeeze=False, sharey=True)
+    for column, panel in zip(axes.T, panels, strict=True):
+        for ax, row in zip(column, rows, strict=True):
+            mesh = _scaled_cells(ax, panel.grids[row], lines, 5.6 / len(panels))
+            ax.tick_params(labelbottom=ax is column[-1])
+            ax.set_title(panel.remarks[row], fontsize=6.5, color=MUTED, pad=2)
+            ax.set_title(panel.corner.get(row, ""), fontsize=6.5, loc="right", pad=2)
+        column[0].annotate(panel.title, (0.5, 1), (0, 13), "axes fraction", "offset points", ha="center", weight="bold")
+        column[-1].set_xlabel(panel.axis, fontsize=7, labelpad=1)
+    for ax, row in zip(axes[:, 0], rows, strict=True):
+        ax.set_ylabel(row, rotation=0, ha="right", va="center", weight="bold", labelpad=6)
+    _scale_bar(figure, mesh, axes)
+
+
+def _scaled_cells(axes: Axes, grid: np.ndarray, rows: Sequence[str], inches: float) -> QuadMesh:
+    """A grid divided by its largest value, with rows named and directions numbered as far as there is room."""
+    mesh = cells(axes, grid / (np.nanmax(grid, initial=0.0) or 1.0))
+    name_cells(axes.yaxis, rows, most=10)
+    numbers = [str(k) for k in range(grid.shape[1])]
+    name_cells(axes.xaxis, numbers, most=inches / LETTER / (0.4 + len(numbers[-1])))
+    axes.tick_params(pad=1, labelsize=7)
+    return mesh
+
+
+def _scale_bar(figure: Drawing, mesh: QuadMesh, axes: np.ndarray) -> None:
     bar = figure.colorbar(mesh, ax=axes, fraction=0.02, pad=0.015, aspect=40, ticks=[0, 1])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
