@@ -1,0 +1,309 @@
+// Every chart: from the page's numbers to Plotly traces, and to the rows of its table.
+
+const KINDS = { transport: "blue", das: "orange", baseline: "grey", control: "grey" };
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star"];
+const PARTS = { recording: "grey", signatures: "sky", transport: "green", closed_form: "purple", calibration: "blue", das: "orange", test: "muted" };
+const kindOf = Object.fromEntries((data.methods ?? []).map((m) => [m.name, m.kind]));
+const tested = (data.methods ?? []).filter((m) => m.accuracy.mean !== null);
+const own = tested.filter((m) => m.kind !== "control");
+const controls = tested.filter((m) => m.kind === "control");
+const narrow = () => root.clientWidth < 640;
+const tone = (m) => colour(m.name === picked.method ? "vermillion" : KINDS[m.kind]);
+
+function rowAxis(names) {
+  return { tickvals: names.map((_, k) => k), ticktext: names.map((n) => safe(n)), autorange: "reversed", showgrid: false, zeroline: false, ticklabelstandoff: 6 };
+}
+
+// -- accuracy and cost ------------------------------------------------------------------------------------------
+
+charts.accuracy = () => {
+  if (!own.length) return "No method has a test accuracy yet.";
+  const dots = { x: [], y: [], text: [] };
+  own.forEach((m, k) => Object.entries(m.accuracy.seeds).forEach(([seed, x]) => {
+    dots.x.push(x); dots.y.push(k); dots.text.push(`${safe(m.name)}, seed ${seed}: ${fixed(x)}`);
+  }));
+  const traces = [
+    { type: "scatter", mode: "markers", name: "a seed", x: dots.x, y: dots.y, hovertext: dots.text, hoverinfo: "text", marker: { size: 6, color: colour("grey"), opacity: 0.45 } },
+    { type: "scatter", mode: "markers", name: "mean", x: own.map((m) => m.accuracy.mean), y: own.map((_, k) => k), hoverinfo: "text",
+      hovertext: own.map((m) => `${safe(m.name)}: ${fixed(m.accuracy.mean)} ± ${fixed(m.accuracy.sd)}`), marker: { size: 12, color: own.map(tone) } },
+    { type: "scatter", mode: "markers", name: "full patch at the same places", x: own.map((m) => m.full_patch), y: own.map((_, k) => k), hoverinfo: "text",
+      hovertext: own.map((m) => `full patch at the places of ${safe(m.name)}: ${fixed(m.full_patch)}`), marker: { size: 10, symbol: "diamond-open", color: colour("ink"), line: { width: 1.5 } } },
+  ];
+  const dashes = ["dash", "dot"];
+  const shapes = controls.map((m, k) => ({ type: "line", x0: m.accuracy.mean, x1: m.accuracy.mean, y0: 0, y1: 1, yref: "paper", line: { color: colour("muted"), width: 1.2, dash: dashes[k] } }));
+  controls.forEach((m, k) => traces.push({ type: "scatter", mode: "lines", x: [null], y: [null], name: `${m.name} ${fixed(m.accuracy.mean)}`, line: { color: colour("muted"), width: 1.2, dash: dashes[k] } }));
+  const low = Math.min(...tested.map((m) => m.accuracy.mean), ...dots.x);
+  return {
+    traces,
+    layout: { height: 90 + 30 * own.length, shapes, margin: { l: 8, r: 16, t: narrow() ? 76 : 40, b: 8 }, yaxis: { ...rowAxis(own.map((m) => m.name)), range: [own.length - 0.5, -0.5], autorange: false },
+      xaxis: { range: [Math.max(-0.02, low - 0.05), 1.015], title: { text: "average exact accuracy" } } },
+    rows: [["method", "kind", "mean", "sd over seeds", "full patch", ...data.seeds.map((s) => `seed ${s}`)],
+      ...tested.map((m) => [m.name, m.kind, m.accuracy.mean, m.accuracy.sd, m.full_patch, ...data.seeds.map((s) => m.accuracy.seeds[s] ?? null)])],
+  };
+};
+
+charts.scatter = () => {
+  if (!data.scatter.length) return "No variable was tested on both kinds of pairs.";
+  const names = distinct(data.scatter.map((r) => r.variable));
+  const group = (name, kind, rows, size, colours) => ({
+    type: "scatter", mode: "markers", name, x: rows.map((r) => r.sensitivity), y: rows.map((r) => r.invariance), hoverinfo: "text",
+    hovertext: rows.map((r) => `${safe(r.method)}, ${safe(r.variable)}, seed ${r.seed}<br>sensitivity ${fixed(r.sensitivity)}<br>invariance ${fixed(r.invariance)}`),
+    marker: { size, color: colours, opacity: 0.8, symbol: rows.map((r) => SYMBOLS[names.indexOf(r.variable) % SYMBOLS.length]), line: { width: 1, color: colour("bg") } },
+  });
+  const traces = Object.entries({ transport: "transport", das: "DAS", baseline: "baselines", control: "controls" }).map(([kind, name]) =>
+    group(name, kind, data.scatter.filter((r) => kindOf[r.method] === kind && r.method !== picked.method), kind === "control" ? 11 : 8, kind === "control" ? colour("ink") : colour(KINDS[kind])));
+  traces.push(group(picked.method, "picked", data.scatter.filter((r) => r.method === picked.method), 11, colour("vermillion")));
+  names.forEach((v, k) => traces.push({ type: "scatter", mode: "markers", x: [null], y: [null], name: safe(v), hoverinfo: "skip", marker: { size: 9, symbol: `${SYMBOLS[k % SYMBOLS.length]}-open`, color: colour("ink") } }));
+  return {
+    traces: traces.filter((t) => t.x.length),
+    layout: { height: 430, xaxis: { title: { text: "sensitivity: pairs that change the variable" }, range: [-0.03, 1.03] }, yaxis: { title: { text: "invariance: pairs that do not" } },
+      margin: { l: 8, r: 16, t: narrow() ? 90 : 34, b: 8 } },
+    rows: [["seed", "method", "variable", "sensitivity", "invariance"], ...data.scatter.map((r) => [r.seed, r.method, r.variable, r.sensitivity, r.invariance])],
+  };
+};
+
+charts.runtime = () => {
+  const timed = (data.methods ?? []).filter((m) => m.seconds.mean !== null);
+  if (!timed.length) return "No runtime was recorded.";
+  const parts = distinct(timed.flatMap((m) => Object.keys(m.parts)));
+  const traces = parts.map((p) => ({
+    type: "bar", orientation: "h", name: p.replace("_", " "), x: timed.map((m) => m.parts[p] ?? 0), y: timed.map((_, k) => k), hoverinfo: "text",
+    hovertext: timed.map((m) => `${safe(m.name)}<br>${safe(p)}: ${fixed(m.parts[p] ?? 0)} s of ${fixed(m.seconds.mean)} s`), marker: { color: colour(PARTS[p] ?? "grey") },
+  }));
+  const annotations = timed.map((m, k) => ({ x: m.seconds.mean, y: k, text: `${fixed(m.seconds.mean, 2)} s`, showarrow: false, xanchor: "left", xshift: 5, font: { size: 12, color: colour("muted") } }));
+  return {
+    traces,
+    layout: { barmode: "stack", bargap: 0.35, height: 100 + 27 * timed.length, annotations, margin: { l: 8, r: 56, t: narrow() ? 60 : 34, b: 8 },
+      yaxis: rowAxis(timed.map((m) => m.name)), xaxis: { title: { text: "seconds per seed" }, rangemode: "tozero" } },
+    rows: [["method", ...parts, "total", "sd over seeds"], ...timed.map((m) => [m.name, ...parts.map((p) => m.parts[p] ?? 0), m.seconds.mean, m.seconds.sd])],
+  };
+};
+
+// Where each label goes, so that none covers another or a mark; a label without room is left to hovering.
+function placeLabels(points, spans, width, height) {
+  const px = (p) => [((Math.log10(p.x) - spans.x[0]) / (spans.x[1] - spans.x[0])) * width, (1 - (p.y - spans.y[0]) / (spans.y[1] - spans.y[0])) * height];
+  const taken = points.map((p) => { const [x, y] = px(p); return [x - 8, y - 8, x + 8, y + 8]; });
+  const free = (b) => b[0] >= 0 && b[2] <= width && taken.every((t) => b[2] < t[0] || b[0] > t[2] || b[3] < t[1] || b[1] > t[3]);
+  return points.map((p) => {
+    const [x, y] = px(p), w = 7.2 * p.label.length, h = 15;
+    const options = { "top center": [x - w / 2, y - 9 - h, x + w / 2, y - 9], "bottom center": [x - w / 2, y + 9, x + w / 2, y + 9 + h], "middle right": [x + 9, y - h / 2, x + 9 + w, y + h / 2], "middle left": [x - 9 - w, y - h / 2, x - 9, y + h / 2] };
+    const found = p.label ? Object.entries(options).find(([, b]) => free(b)) : null;
+    if (found) taken.push(found[1]);
+    return found ? [found[0], safe(p.label)] : ["top center", ""];
+  });
+}
+
+const padded = (low, high, share) => [low - share * (high - low || 1), high + share * (high - low || 1)];
+
+charts.frontier = (figure) => {
+  const points = own.filter((m) => m.seconds.mean !== null);
+  if (!points.length) return "Accuracy and runtime are not both known for any method yet.";
+  const byTime = [...points].sort((a, b) => a.seconds.mean - b.seconds.mean);
+  const front = byTime.filter((m, k) => byTime.slice(0, k).every((x) => x.accuracy.mean < m.accuracy.mean));
+  const paper = data.published?.points ?? [];
+  const marks = [...points.map((m) => ({ x: m.seconds.mean, y: m.accuracy.mean, label: m.name, first: m.name === picked.method ? 2 : Number(front.includes(m)) })), ...paper.map((p) => ({ x: p.seconds, y: p.accuracy, label: `paper: ${p.method}`, first: 1 }))];
+  const times = marks.map((m) => Math.log10(m.x)), scores = marks.map((m) => m.y);
+  const spans = { x: padded(Math.min(...times), Math.max(...times), 0.08), y: padded(Math.min(...scores), Math.max(...scores), 0.1) };
+  const order = marks.map((m, k) => [m, k]).sort(([a], [b]) => b.first - a.first); // what is picked, the frontier and the paper are named first
+  const placed = [];
+  placeLabels(order.map(([m]) => m), spans, (figure.clientWidth || 900) - 80, 300).forEach((where, k) => { placed[order[k][1]] = where; });
+  const traces = [
+    { type: "scatter", mode: "lines", name: "best at this cost", x: front.map((m) => m.seconds.mean), y: front.map((m) => m.accuracy.mean), line: { color: colour("line"), width: 6, shape: "hv" }, hoverinfo: "skip" },
+    { type: "scatter", mode: "markers+text", name: "this run", x: points.map((m) => m.seconds.mean), y: points.map((m) => m.accuracy.mean),
+      error_y: { type: "data", array: points.map((m) => m.accuracy.sd), color: colour("line"), thickness: 1.2, width: 0 },
+      text: points.map((_, k) => placed[k][1]), textposition: points.map((_, k) => placed[k][0]), textfont: { size: 12 }, cliponaxis: false,
+      hovertext: points.map((m) => `${safe(m.name)}<br>${fixed(m.accuracy.mean)} ± ${fixed(m.accuracy.sd)}<br>${fixed(m.seconds.mean, 2)} ± ${fixed(m.seconds.sd, 2)} s`), hoverinfo: "text",
+      marker: { size: 11, color: points.map(tone) } },
+  ];
+  if (paper.length) traces.push({
+    type: "scatter", mode: "markers+text", name: "published in the paper, on another machine", x: paper.map((p) => p.seconds), y: paper.map((p) => p.accuracy), text: paper.map((_, k) => placed[points.length + k][1]),
+    textposition: paper.map((_, k) => placed[points.length + k][0]), textfont: { size: 11.5, color: colour("muted") }, cliponaxis: false, hoverinfo: "text",
+    hovertext: paper.map((p) => `published: ${p.method}<br>${p.accuracy} ± ${p.accuracy_sd}<br>${p.seconds} ± ${p.seconds_sd} s<br>${safe(data.published.setting)}`),
+    marker: { size: 11, symbol: "diamond-open", color: colour("purple"), line: { width: 2 } },
+  });
+  return {
+    traces,
+    layout: { height: 440, margin: { l: 8, r: 24, t: narrow() ? 76 : 40, b: 8 }, xaxis: { type: "log", title: { text: "seconds per seed, logarithmic" }, range: spans.x, dtick: 1, exponentformat: "none" }, yaxis: { range: spans.y, title: { text: "average exact accuracy" } } },
+    rows: [["source", "method", "accuracy", "sd", "seconds", "sd of seconds"], ...points.map((m) => ["this run", m.name, m.accuracy.mean, m.accuracy.sd, m.seconds.mean, m.seconds.sd]),
+      ...paper.map((p) => ["paper", p.method, p.accuracy, p.accuracy_sd, p.seconds, p.seconds_sd])],
+  };
+};
+
+charts.sweep = () => {
+  const sweeps = data.sweeps.filter((s) => s.points.length > 1);
+  if (!sweeps.length) return "This run varied neither ε nor β. `plot-ot run` does so for tasks with a stability study, unless --no-sweep is given.";
+  const greek = { epsilon: "ε", beta: "β" };
+  const traces = [];
+  sweeps.forEach((s, k) => {
+    const main = colour(["blue", "orange", "green", "purple"][k % 4]);
+    const x = s.points.map((p) => p.value);
+    const mark = (p) => (p.flags.includes("not converged") ? "x" : p.flags.includes("saturated") ? "circle-open" : "circle");
+    traces.push(
+      { type: "scatter", mode: "lines", x: [...x, ...[...x].reverse()], y: [...s.points.map((p) => p.mean + p.sd), ...[...s.points].reverse().map((p) => p.mean - p.sd)], fill: "toself", fillcolor: main, opacity: 0.16, line: { width: 0 }, hoverinfo: "skip", showlegend: false },
+      { type: "scatter", mode: "lines+markers", name: `test accuracy, ${safe(s.method)}, ${greek[s.parameter] ?? s.parameter}`, x, y: s.points.map((p) => p.mean), line: { color: main }, marker: { size: 9, color: main, symbol: s.points.map(mark), line: { width: 2, color: main } }, hoverinfo: "text",
+        hovertext: s.points.map((p) => `${greek[s.parameter] ?? s.parameter} = ${p.value}<br>test ${fixed(p.mean)} ± ${fixed(p.sd)}<br>calibration ${fixed(p.calibration)}${p.flags.length ? `<br>${safe(p.flags.join(", "))}` : ""}`) },
+      { type: "scatter", mode: "lines", name: "calibration score", x, y: s.points.map((p) => p.calibration), line: { color: main, dash: "dash", width: 1.2 }, hoverinfo: "skip" },
+    );
+  });
+  const scales = distinct(sweeps.map((s) => greek[s.parameter] ?? s.parameter)).join(", ");
+  return {
+    traces,
+    layout: { height: 360, margin: { l: 8, r: 16, t: narrow() ? 76 : 40, b: 8 }, xaxis: { type: "log", title: { text: scales }, exponentformat: "none", tickvals: sweeps[0].points.map((p) => p.value), ticktext: sweeps[0].points.map((p) => String(p.value)) }, yaxis: { title: { text: "average exact accuracy" } } },
+    rows: [["parameter", "method", "value", "accuracy", "sd", "calibration", "flags"], ...sweeps.flatMap((s) => s.points.map((p) => [s.parameter, s.method, p.value, p.mean, p.sd, p.calibration, p.flags.join("; ")]))],
+  };
+};
+
+// -- heatmaps of one seed ---------------------------------------------------------------------------------------
+
+// Values over sites as a grid of places x coordinates, or one row over names where sites overlap or are whole places.
+function grid(menu, values) {
+  const spans = menu.at.every(([, start]) => start !== null);
+  const places = distinct(menu.at.map(([place]) => place));
+  const cells = new Set();
+  const overlap = spans && menu.at.some(([place, start, end]) => {
+    for (let c = start; c < end; c++) { if (cells.has(`${place} ${c}`)) return true; cells.add(`${place} ${c}`); }
+    return false;
+  });
+  if (!spans || overlap) return { z: [values], names: [menu.names], x: menu.names, y: [""] };
+  const width = Math.max(...menu.at.map(([, , end]) => end));
+  const blank = () => places.map(() => Array(width).fill(null));
+  const z = blank(), names = blank();
+  menu.at.forEach(([place, start, end], k) => {
+    for (let c = start; c < end; c++) { z[places.indexOf(place)][c] = values[k]; names[places.indexOf(place)][c] = menu.names[k]; }
+  });
+  return { z, names, x: null, y: places };
+}
+
+// Heatmaps in rows; each is divided by its own largest value, and hovering shows the value itself.
+function panels(lines, { cell = 26, top = 30 } = {}) {
+  const rows = narrow() ? lines.flat().map((p) => [p]) : lines;
+  const gap = 74;
+  const heights = rows.map((row) => { const n = Math.max(...row.map((p) => p.z.length)); return Math.max(34, n * (n > 30 ? 10 : cell)); });
+  const total = sum(heights) + gap * rows.length + top;
+  const layout = { height: total, margin: { l: 8, r: 8, t: top + 22, b: 24 }, annotations: [], showlegend: false };
+  const inner = total - layout.margin.t - layout.margin.b;
+  const traces = [];
+  let y1 = 1;
+  rows.forEach((row, r) => {
+    const y0 = Math.max(0, y1 - heights[r] / inner);
+    row.forEach((p, c) => {
+      const id = traces.length ? String(traces.length + 1) : "";
+      const labels = c ? (16 + 7.2 * Math.max(...p.y.map((y) => y.length))) / Math.min(root.clientWidth - 40, 1080) : 0;
+      const domain = [c / row.length + labels, (c + 1) / row.length - (c < row.length - 1 ? 0.02 : 0)];
+      const most = Math.max(...p.z.flat().filter((v) => v !== null).map(Math.abs), 0);
+      traces.push({ type: "heatmap", xaxis: `x${id}`, yaxis: `y${id}`, z: p.z.map((line) => line.map((v) => (v === null ? null : Math.abs(v) / (most || 1)))), text: p.text, hoverinfo: "text", zmin: 0, zmax: 1, colorscale: heatScale(), showscale: false, xgap: p.z[0].length <= 64 ? 1.5 : 0, ygap: 1.5, hoverongaps: false });
+      const names = p.x ? shortNames(p.x) : [];
+      const longest = Math.max(1, ...names.map((name) => name.length));
+      const room = Math.max(2, Math.floor(((domain[1] - domain[0]) * Math.min(root.clientWidth, 1080)) / (longest * 7.5 + 12)));
+      const step = p.x ? Math.max(1, Math.ceil(p.x.length / room)) : 1;
+      layout[`xaxis${id}`] = { domain, anchor: `y${id}`, showgrid: false, title: { text: safe(p.xtitle ?? ""), font: { size: 11.5, color: colour("muted") }, standoff: 4 },
+        ...(p.x ? { tickvals: p.x.map((_, i) => i).filter((i) => i % step === 0), ticktext: names.filter((_, i) => i % step === 0).map(safe), tickangle: 0 } : { tick0: 0, dtick: Math.max(1, Math.round(p.z[0].length / 10)) }) };
+      layout[`yaxis${id}`] = { domain: [y0, y1], anchor: `x${id}`, tickvals: p.y.map((_, i) => i), ticktext: p.y.map(safe), autorange: "reversed", showgrid: false };
+      const pixels = (domain[1] - domain[0]) * Math.min(root.clientWidth - 40, 1080);
+      const note = p.note ? clipped(p.note, pixels - 60 - 8.5 * p.title.length, 6.9) : "";
+      layout.annotations.push({ text: `<b>${safe(p.title)}</b>  <span style="color:${colour("muted")}">${safe(note)}</span>`, x: domain[0], y: y1, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { size: 13 }, align: "left" });
+    });
+    y1 = y0 - gap / inner;
+  });
+  return { traces, layout };
+}
+
+const pairsOf = (list) => Array.from({ length: Math.ceil(list.length / 2) }, (_, k) => list.slice(2 * k, 2 * k + 2));
+
+const couplingStage = { value: null };
+
+charts.coupling = (figure) => {
+  const mine = at("couplings");
+  if (!mine) return kindOf[picked.method] === "das" ? `${picked.method} fits no coupling: it trains directions at every place it is given.` : `No coupling of ${picked.method} in seed ${picked.seed} is in this page.`;
+  const variables = Object.keys(mine);
+  const depth = Math.max(...variables.map((v) => mine[v].stages.length));
+  stageButtons(figure, depth);
+  const stage = Math.min(couplingStage.value ?? depth - 1, depth - 1);
+  const shown = variables.filter((v) => mine[v].stages[stage]).map((v) => [v, mine[v].stages[stage]]);
+  const rows = [["variable", "site", "mass", "share of the row", "weight after calibration", "raw signature norm"]];
+  const list = [];
+  const same = new Set(shown.map(([, s]) => s.menu)).size === 1;
+  const grids = shown.map(([, s]) => grid(data.menus[s.menu], s.before));
+  const hover = (v, s, values, word) => values.map((value, k) => {
+    const total = sum(s.before);
+    return `<b>${safe(data.menus[s.menu].names[k])}</b><br>${safe(v)}: ${word} ${short(value)}${word === "mass" ? ` (${fixed((100 * value) / (total || 1), 1)} % of the row)` : ""}<br>raw signature norm ${short(s.norms?.[k])}`;
+  });
+  shown.forEach(([v, s]) => {
+    const total = sum(s.before) || 1;
+    data.menus[s.menu].names.forEach((name, k) => rows.push([v, name, s.before[k], s.before[k] / total, s.after?.[k] ?? null, s.norms?.[k] ?? null]));
+  });
+  const calibrated = shown.some(([, s]) => s.after);
+  if (same && !grids[0].y[0]) { // all variables over the same list of sites: one matrix
+    const names = data.menus[shown[0][1].menu].names;
+    const matrix = (key, word, title) => ({ title, z: shown.map(([, s]) => s[key] ?? s.before.map(() => null)), text: shown.map(([v, s]) => hover(v, s, s[key] ?? s.before.map(() => null), word)), x: names, y: shown.map(([v]) => v), note: shown[0][1].setting });
+    list.push([matrix("before", "mass", "before calibration"), ...(calibrated ? [{ ...matrix("after", "weight", "after calibration"), note: "" }] : [])]);
+  } else {
+    shown.forEach(([v, s], i) => {
+      const menu = data.menus[s.menu];
+      const g = grids[i], t = grid(menu, hover(v, s, s.before, "mass"));
+      const line = [{ title: v, note: `before calibration · ${s.setting}`, z: g.z, text: t.z, x: g.x, y: g.y, xtitle: g.x ? "" : s.title }];
+      list.push(line);
+      if (calibrated) {
+        const after = grid(menu, s.after ?? s.before.map(() => 0)), said = grid(menu, hover(v, s, s.after ?? s.before.map(() => 0), "weight"));
+        line.push({ title: v, note: "after calibration", z: after.z, text: said.z, x: after.x, y: after.y, xtitle: after.x ? "" : s.title });
+      }
+    });
+  }
+  return { ...panels(calibrated ? list : pairsOf(list.flat())), rows };
+};
+
+function stageButtons(figure, depth) {
+  const box = figure.querySelector(".stages");
+  const names = Array.from({ length: depth }, (_, k) => `Stage ${String.fromCharCode(65 + k)}`);
+  box.hidden = depth < 2;
+  const current = Math.min(couplingStage.value ?? depth - 1, depth - 1);
+  box.replaceChildren(...names.map((name, k) => element("button", { type: "button", "aria-pressed": String(k === current), onclick: () => { couplingStage.value = k; draw(figure); } }, name)));
+}
+
+charts.handle = () => {
+  const mine = at("handles");
+  if (!mine) return `The handle files of ${picked.method} in seed ${picked.seed} are not in this page.`;
+  const list = [], rows = [["variable", "place", "basis", "coordinate", "value"]];
+  const add = (line, v, edits, key, title, xtitle) => {
+    const chosen = edits.filter((e) => e[key]);
+    if (!chosen.length) return;
+    const width = Math.max(...chosen.map((e) => e[key].length));
+    const step = Math.max(1, Math.round(chosen[0].width / chosen[0].native.length));
+    line.push({ title: v, note: title, xtitle: key !== "own" && step > 1 ? `${xtitle} (groups of ${step})` : xtitle, y: chosen.map((e) => e.place), x: null,
+      z: chosen.map((e) => Array.from({ length: width }, (_, k) => e[key][k] ?? null)),
+      text: chosen.map((e) => Array.from({ length: width }, (_, k) => `${safe(v)} at ${safe(e.place)}<br>${xtitle} ${k}: ${short(e[key][k])}`)) });
+    chosen.forEach((e) => e[key].forEach((value, k) => rows.push([v, e.place, title, k, value])));
+  };
+  for (const [v, { edits }] of Object.entries(mine)) {
+    const line = [], turned = edits.some((e) => e.own), oblique = edits.some((e) => e.writes);
+    add(line, v, edits, "native", turned ? (oblique ? "neurons it reads" : "in the neurons' basis (row norms)") : "gains of the neurons", "neuron");
+    if (oblique) add(line, v, edits, "writes", "neurons it writes", "neuron");
+    const basis = { pca: "principal component", das: "rotated coordinate" }[edits.find((e) => e.own)?.basis] ?? "direction";
+    add(line, v, edits, "own", `in its own basis (${basis}s)`, basis);
+    list.push(line);
+  }
+  return { ...panels(list.every((line) => line.length === 1) ? pairsOf(list.flat()) : list, { cell: 30 }), rows };
+};
+
+function noSurface() {
+  const searched = Object.values(at("zoom") ?? {}).some((v) => v.handle.setting.includes("K ="));
+  return searched ? `The K–λ calibration surface of ${picked.method} in seed ${picked.seed} is not in this page.` : `${picked.method} takes its directions whole: it searches no grid of K and λ.`;
+}
+
+charts.surface = () => {
+  const mine = at("surfaces");
+  if (!mine) return noSurface();
+  const list = [], rows = [["variable", "K", "λ", "calibration score", "chosen"]];
+  const stars = [];
+  Object.entries(mine).forEach(([v, s]) => {
+    s.sizes.forEach((K, i) => s.strengths.forEach((x, j) => rows.push([v, K, x, s.scores[i][j], K === s.K && x === s.strength ? "chosen" : ""])));
+    stars.push([s.strengths.indexOf(s.strength), s.sizes.indexOf(s.K)]);
+    const best = Math.max(...s.scores.flat());
+    list.push({ title: v, note: `K = ${s.K}, λ = ${s.strength}: ${fixed(best)}`, xtitle: "λ", z: s.scores, x: s.strengths.map(String), y: s.sizes.map((K, i) => (i % Math.ceil(s.sizes.length / 8) ? "" : `K ${K}`)),
+      text: s.scores.map((row, i) => row.map((score, j) => `${safe(v)}<br>K = ${s.sizes[i]}, λ = ${s.strengths[j]}<br>calibration ${fixed(score)}`)) });
+  });
+  const made = panels(pairsOf(list), { cell: 14 });
+  made.traces.forEach((t) => { const all = t.z.flat(); t.zmin = Math.min(...all); t.zmax = Math.max(...all); });
+  stars.forEach(([x, y], k) => made.traces.push({ type: "scatter", mode: "markers", xaxis: `x${k ? k + 1 : ""}`, yaxis: `y${k ? k + 1 : ""}`, x: [x], y: [y], hoverinfo: "skip", marker: { symbol: "star", size: 15, color: colour("vermillion"), line: { color: colour("bg"), width: 1.2 } } }));
+  return { ...made, rows };
+};

@@ -1,0 +1,171 @@
+"""The report: one self-contained HTML page about a run, a comparison of several, or a piece of HTML for a notebook.
+
+The page carries its charts' library and numbers with it. Its content security policy allows no request and no script
+but its own, so text from prompts and names can neither load nor run anything, even if it were not escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from plot_ot.report import sections, summary
+from plot_ot.report.comparison import compare
+from plot_ot.report.payload import payload
+from plot_ot.report.reading import SHAPES, Reading, read_run
+from plot_ot.report.tables import CONTROLS, methods_in
+from plot_ot.runs import Json, to_json, write_atomically
+from plot_ot.version import __version__
+
+STYLES = ("tokens.css", "page.css", "parts.css")
+SCRIPTS = ("core.js", "charts.js", "zoom.js", "examples.js", "start.js")
+T = TypeVar("T")
+
+
+def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of a run into its directory, or a comparison of several to `out`."""
+    target = out or (Path(paths[0]) / "report.html" if len(paths) == 1 else Path("comparison.html"))
+    write_atomically(target, page(paths).encode("utf-8", "replace"))
+    return target
+
+
+def page(paths: Sequence[Path]) -> str:
+    """The page of a run directory, or a comparison of several."""
+    readings = [read_run(Path(p)) for p in paths]
+    if len(readings) > 1:
+        return _render("compare.html.j2", compare(readings), scripts=("core.js", "compare.js"))
+    return run_page(readings[0])
+
+
+def run_page(reading: Reading) -> str:
+    """The page of one run; a part that cannot be made is named, and the others are shown."""
+    best = _try(reading, "The best method", lambda: summary.best_method(reading))
+    judged = list(dict.fromkeys(v["method"] for v in reading.results["verdicts"]))
+    parts: dict[str, Callable[[], Any]] = {
+        "question": lambda: sections.question(reading),
+        "about": lambda: sections.about(reading),
+        "options": lambda: sections.options(reading),
+        "cards": lambda: [(m, summary.cards(reading, m)) for m in judged],
+        "warnings": lambda: [(m, summary.warnings(reading, m)) for m in judged or [best]],
+        "flags": lambda: summary.flag_counts(reading.couplings),
+        "verdicts": lambda: sections.verdicts(reading),
+        "accuracy": lambda: sections.accuracy(reading),
+        "details": lambda: sections.details(reading),
+        "elsewhere": lambda: sections.elsewhere(reading),
+        "evidence": lambda: sections.evidence(reading),
+        "cross": lambda: sections.cross(reading),
+        "runtime": lambda: sections.runtime(reading),
+        "provenance": lambda: sections.provenance(reading),
+        "data": lambda: payload(reading),
+    }
+    found: Json = {name: _try(reading, f"The part '{name}'", make) for name, make in parts.items()}
+    data = found["data"] or {"name": reading.name, "seeds": [], "variables": [], "methods": [], "best": best}
+    examples = [e for rows in (data.get("examples") or {}).values() for e in rows]
+    shown = {
+        "name": reading.name,
+        "best": best,
+        "methods": [m for m in methods_in(reading.results) if m not in CONTROLS],
+        "seeds": data["seeds"],
+        "variables": data["variables"],
+        "families": sorted({str(e["family"]) for e in examples if e.get("family") is not None}),
+        "examples": len(examples),
+        "published": data.get("published"),
+        "left_out": data.get("left_out") or [],
+        "complete": reading.compiled,
+        "units": reading.units,
+        "problems": reading.problems,
+        "figure_links": sections.figure_links,
+        "lists": [name for name, rows in (data.get("results") or {}).items() if isinstance(rows, list) and rows],
+    }
+    return _render("page.html.j2", {**found, **shown, "data": data}, SCRIPTS)
+
+
+def fragment(records: Sequence[Json], verdicts: Sequence[Json] = (), runtimes: Sequence[Json] = ()) -> str:
+    """Verdicts and accuracies as a piece of HTML without scripts: what a result shows of itself in a notebook."""
+    lists: Json = {name: [] for name in SHAPES}
+    lists |= {"records": list(records), "verdicts": list(verdicts), "runtimes": list(runtimes)}
+    reading = Reading(Path(), {}, lists, [])
+    judged = list(dict.fromkeys(v["method"] for v in verdicts))
+    cards = [c for m in judged for c in summary.cards(reading, m)]
+    css = _asset("fragment.css") + ".plot-ot-result {\n" + _asset("parts.css") + "}\n"
+    context = {"cards": cards, "accuracy": sections.accuracy(reading), "css": Markup(css)}  # noqa: S704
+    return _environment().get_template("fragment.html.j2").render(**context)
+
+
+def _try(reading: Reading, what: str, make: Callable[[], T]) -> T | None:
+    """A damaged file must not cost the reader the rest of the page."""
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError) as e:
+        reading.problems.append(
+            f"{what} cannot be shown: the files hold something unexpected ({type(e).__name__}: {e})."
+        )
+        return None
+
+
+# -- from values to HTML --------------------------------------------------------------------------------------
+
+
+def _render(template: str, context: Json, scripts: Sequence[str]) -> str:
+    data = to_json(context["data"]).encode("utf-8", "replace")
+    body = "\n".join(_asset(name) for name in scripts)
+    script = f'"use strict";\n{_asset("unpack.js")}\n(async () => {{\n{body}\n}})().catch(sayWhy);\n'
+    carried = {
+        "css": "".join(map(_asset, STYLES)),
+        "theme": _asset("theme.js"),
+        "script": script,
+        "library": _library(),
+        "data": _packed(data),
+        "nonce": hashlib.sha256(data + script.encode()).hexdigest()[:32],
+    }
+    own = {name: Markup(text) for name, text in carried.items()}  # noqa: S704
+    return _environment().get_template(template).render(**{**context, **own}, version=__version__)
+
+
+def _packed(content: bytes) -> str:
+    """Gzip in base64: letters and digits only, so nothing in it can end the element it stands in."""
+    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+@lru_cache(maxsize=1)
+def _library() -> str:
+    """plotly.js, which the page carries with it."""
+    return _packed((files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+
+
+@lru_cache
+def _asset(name: str) -> str:
+    return (files("plot_ot.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("plot_ot.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["n3"] = lambda x: f"{x:.3f}" if x is not None else "–"
+    made.filters["n2"] = lambda x: f"{x:.2f}" if x is not None else "–"
+    made.filters["status"] = lambda s: STATUS_CLASSES.get(s, "s-undecidable")
+    return made
+
+
+STATUS_CLASSES = {
+    "placed and compact": "s-compact",
+    "placed": "s-placed",
+    "output variable": "s-output",
+    "undecidable": "s-undecidable",
+    "not localized": "s-no",
+}

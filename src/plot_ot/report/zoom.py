@@ -1,0 +1,258 @@
+"""The way from coarse to fine that a method took to a variable's handle, as levels with masses (paper, Figure 1).
+
+A level is one resolution: tokens, layers or other places, then coordinates or principal components inside the place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from plot_ot.report.reading import Reading, numbers
+from plot_ot.report.summary import flag_name, flags_of
+from plot_ot.runs import Json
+
+MOST_ITEMS = 400
+"""More sites than this are gathered into neighbouring groups: a screen has no more rows."""
+
+SITE = re.compile(r"(?P<place>.+?)(?:\.(?P<basis>[A-Za-z]\w*))?\[(?P<start>\d+)(?::(?P<end>\d+))?\]")
+
+PLACES = {"layer": "layers", "block_output": "layers", "h": "states", "timestep": "timesteps"}
+"""What several places with a common name are called."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a site's name says: its place and, for part of a place, which directions of which basis."""
+
+    place: str
+    start: int | None = None
+    end: int | None = None
+    basis: str = ""
+
+
+def where(site: str, places: Sequence[str] = ()) -> Where:
+    """`layer1`, `layer1[3]`, `layer1[0:4]` or `h0.pc[0:2]` taken apart; the name of a place is that place."""
+    found = None if site in places else SITE.fullmatch(site)
+    if not found:
+        return Where(site)
+    start = int(found["start"])
+    return Where(found["place"], start, int(found["end"] or start + 1), found["basis"] or "")
+
+
+def sites_of(coupling: Json, places: Sequence[str] = ()) -> list[Where]:
+    """Where every site of a coupling is: as recorded, or as its name says."""
+    recorded, spans = coupling.get("places"), coupling.get("spans")
+    if not (isinstance(recorded, list) and isinstance(spans, list) and len(recorded) == len(coupling["sites"])):
+        return [where(s, places) for s in coupling["sites"]]
+    basis = str(coupling.get("frame") or "")
+    return [
+        Where(p) if s == p else Where(p, int(a), int(b), "" if basis == "identity" else basis)
+        for s, p, (a, b) in zip(coupling["sites"], recorded, spans, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One site, or one group of sites, of a level."""
+
+    name: str
+    mass: float | None
+    norm: float | None
+    """Length of its raw effect signature, before normalisation."""
+    score: float | None
+    """Best calibration score reached here."""
+    on: bool
+    """Whether the handle, or the next level, is in it."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution of the way to a handle."""
+
+    title: str
+    measure: str
+    """What the bars show: `mass`, or the calibration `score` where no coupling was fitted."""
+    setting: str
+    total: float | None
+    """Mass of the whole row: what a share is a share of."""
+    items: tuple[Item, ...]
+    flags: tuple[str, ...] = field(default=())
+
+    def plain(self) -> Json:
+        """For the page: items as short lists."""
+        return {**asdict(self), "items": [[i.name, i.mass, i.norm, i.score, int(i.on)] for i in self.items]}
+
+
+class Zoom:
+    """The levels of every method's way to every variable."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.by_run: dict[tuple[int, str], list[Json]] = {}
+        for c in reading.couplings:
+            self.by_run.setdefault((c["seed"], c["method"]), []).append(c)
+        self.position: dict[str, Any] = {}
+        self.places: list[str] = []
+        for note in reading.results["notes"]:
+            for p in note["places"] if isinstance(note.get("places"), list) else []:
+                self.position[p["name"]] = p.get("position_label") or p.get("position")
+                self.places += [p["name"]] if p["name"] not in self.places else []
+
+    def couplings(self, selection: Json) -> list[Json]:
+        """The couplings a handle was chosen from, coarse first: of every stage the one that led to it."""
+        seed, method, chosen = selection["seed"], selection["method"], selection["chosen"]
+        own = self.by_run.get((seed, method), [])
+        stages = sorted({c["stage"] for c in own if isinstance(c.get("stage"), int)})
+        trail = [self._pick([c for c in own if c.get("stage") == n], selection) for n in stages or [None]]
+        found = [c for c in trail if c]
+        if found and len(stages) < 2 and self._inside_one_place(found[-1]):
+            # older runs keep only the last stage's couplings; the first stage is the method `plot` by itself
+            first = [c for c in self.by_run.get((seed, "plot"), []) if chosen.get("support") in c["sites"]]
+            before = self._pick(first, selection)
+            found = [before, *found] if before and before["method"] != method else found
+        return found
+
+    def _inside_one_place(self, coupling: Json) -> bool:
+        sites = sites_of(coupling, self.places)
+        return len({s.place for s in sites}) == 1 and any(s.start is not None for s in sites)
+
+    def _pick(self, couplings: Sequence[Json], selection: Json) -> Json | None:
+        """The coupling whose sites the handle takes; where none was calibrated, the one that puts most mass there."""
+        chosen, v = selection["chosen"], selection["variable"]
+        some = [c for c in couplings if v in c["variables"]]
+        for c in some:
+            same = all(c.get(k) == chosen.get(k) for k in ("epsilon", "beta"))
+            if same and chosen.get("sites") and set(chosen["sites"]) <= set(c["sites"]):
+                return c
+        inside = [c for c in some if set(selection["places"]) & {s.place for s in sites_of(c, self.places)}]
+
+        def share(c: Json) -> float:
+            row = c["plan"][c["variables"].index(v)]
+            at = [s.place in selection["places"] for s in sites_of(c, self.places)]
+            return sum(x for x, here in zip(row, at, strict=True) if here) / (sum(row) or 1.0)
+
+        return max(inside, key=share, default=None)
+
+    def levels(self, selection: Json) -> list[Level]:
+        """The whole way to one handle."""
+        found: list[Level] = []
+        for coupling in self.couplings(selection):
+            found += self._levels_of(coupling, selection)
+        scores = _scores(selection)
+        if len(scores) > 1 and not any(len(v.items) == len(scores) and v.items[0].score is not None for v in found):
+            items = [Item(p, None, None, s, p in selection["places"]) for p, s in scores.items()]
+            found.insert(0, Level(_plural(scores), "score", "best calibration score in each", None, tuple(items)))
+        return found
+
+    def _levels_of(self, coupling: Json, selection: Json) -> list[Level]:
+        row = coupling["plan"][coupling["variables"].index(selection["variable"])]
+        sites = sites_of(coupling, self.places)
+        norms = coupling.get("raw_norms")
+        norms = norms if isinstance(norms, list) and len(norms) == len(sites) else [None] * len(sites)
+        taken = set(selection["chosen"].get("sites") or ())
+        scores = _scores(selection)
+        own = coupling.get("calibration")
+        own = own.get(selection["variable"]) if isinstance(own, dict) else None
+        own = own if isinstance(own, list) and len(own) == len(sites) else [None] * len(sites)
+
+        def level(title: str, items: Sequence[Item]) -> Level:
+            flags = tuple(dict.fromkeys(map(flag_name, flags_of(coupling))))
+            return Level(title, "mass", transport_setting(coupling), float(sum(row)), tuple(_grouped(items)), flags)
+
+        found = []
+        whole = all(s.start is None for s in sites)
+        kept = list(range(len(sites)))
+        in_places = selection["places"]
+        positions = [self.position.get(s.place) for s in sites]
+        if len({str(p) for p in positions}) > 1:
+            marked = {str(self.position.get(p)) for p in in_places}
+            sums = _sums([str(p) for p in positions], row)
+            found.append(level("tokens", [Item(_token(p), m, None, None, p in marked) for p, m in sums.items()]))
+            kept = [k for k in kept if str(positions[k]) in marked]  # the next level looks inside the taken tokens
+        if not whole and len({sites[k].place for k in kept}) > 1:
+            sums = _sums([sites[k].place for k in kept], [row[k] for k in kept])
+            items = [Item(p, m, None, scores.get(p), p in in_places) for p, m in sums.items()]
+            found.append(level(_plural(sums), items))
+        inside = [k for k in kept if whole or sites[k].place in in_places]
+        names = coupling["sites"]
+        items = [
+            Item(
+                names[k],
+                float(row[k]),
+                norms[k],
+                own[k] if own[k] is not None else scores.get(names[k]),
+                names[k] in taken if taken & set(names) else sites[k].place in in_places,
+            )
+            for k in inside
+        ]
+        found.append(level(self.title([sites[k] for k in inside]), items))
+        return found
+
+    def title(self, sites: Sequence[Where]) -> str:
+        """What a level's sites are, in one word."""
+        return _plural(s.place for s in sites) if all(s.start is None for s in sites) else _parts(sites)
+
+
+def _scores(selection: Json) -> dict[str, float]:
+    """The best calibration score per place, where the search was within places."""
+    by = selection["chosen"].get("by_support")
+    known = by.items() if isinstance(by, dict) else ()
+    return {str(p): float(s) for p, s in known if p != "all" and numbers(s)}
+
+
+def _token(position: str) -> str:
+    """Positions are counted from the start, or from the end when negative."""
+    return "last token" if position == "-1" else f"token {position}" if position.lstrip("-").isdigit() else position
+
+
+def _sums(names: Sequence[str], row: Sequence[float]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, mass in zip(names, row, strict=True):
+        sums[name] = sums.get(name, 0.0) + float(mass)
+    return sums
+
+
+def _grouped(items: Sequence[Item]) -> list[Item]:
+    """At most MOST_ITEMS: neighbours put together, masses added, the strongest norm and score kept."""
+    step = -(-len(items) // MOST_ITEMS)
+    if step == 1:
+        return list(items)
+    found = []
+    for k in range(0, len(items), step):
+        some = items[k : k + step]
+        name = f"{some[0].name} to {some[-1].name}" if len(some) > 1 else some[0].name
+        mass = sum(i.mass or 0.0 for i in some)
+        norm = max((i.norm for i in some if i.norm is not None), default=None)
+        score = max((i.score for i in some if i.score is not None), default=None)
+        found.append(Item(name, mass, norm, score, any(i.on for i in some)))
+    return found
+
+
+def transport_setting(coupling: Json) -> str:
+    """Which problem the masses solve."""
+    kind = str(coupling.get("kind") or "")
+    said = [{"eot": "balanced transport", "uot": "unbalanced transport"}.get(kind, kind)]
+    for key, sign in (("epsilon", "ε"), ("beta", "β")):
+        if numbers(coupling.get(key)):
+            said.append(f"{sign} = {coupling[key]:g}")
+    if coupling.get("scale") not in (None, "none"):
+        said.append(f"in units of the {coupling['scale']} cost")
+    return ", ".join(s for s in said if s)
+
+
+def _plural(places: Iterable[str]) -> str:
+    """What places of one kind are called together: `layer1, layer2` are layers."""
+    stems = {re.sub(r"[^A-Za-z]+$", "", p) for p in places}
+    return PLACES.get(stems.pop(), "places") if len(stems) == 1 else "places"
+
+
+def _parts(sites: Sequence[Where]) -> str:
+    """What the sites inside a place are."""
+    if any(s.basis for s in sites):
+        return "principal components" if {s.basis for s in sites} & {"pc", "pca"} else "spans"
+    if any(s.start is None for s in sites):
+        return "sites"
+    return "neurons" if all(s.end == (s.start or 0) + 1 for s in sites) else "blocks of neurons"
