@@ -1,17 +1,17 @@
-"""Run a study: the units that are missing, then tables and figures."""
+"""Run a study: the units that are missing, then tables, figures and the report."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shlex
+import sys
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from plot_ot.cli.common import (
     Bits,
@@ -29,11 +29,14 @@ from plot_ot.cli.common import (
     Strengths,
     Threads,
     Width,
+    console,
     errors,
 )
 from plot_ot.cli.look import print_run
+from plot_ot.cli.progress import Watch, announced
 from plot_ot.methods import pick
-from plot_ot.runs import RunDirectory
+from plot_ot.report.page import write_page
+from plot_ot.runs import RunDirectory, write_json
 from plot_ot.study import Study
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, SeedFailed, Task
 from plot_ot.version import __version__
@@ -101,7 +104,7 @@ def finish(
     quiet: bool,
     detail: bool = False,
 ) -> None:
-    """Run what is missing, compile, draw, print."""
+    """Run what is missing, compile, draw, write the report, print."""
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
     torch.set_num_threads(threads)
     try:
@@ -110,14 +113,18 @@ def finish(
         errors.print("Interrupted. Run the same command again to continue where it stopped.")
         raise typer.Exit(130) from None
     results = run.compile([*task.methods(), SWEEP])
+    run.manifest["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    write_json(run.path / "manifest.json", run.manifest)
     if figures:
         from plot_ot.report.figures import draw_figures  # matplotlib is slow to import; other commands do without
 
         draw_figures(run)
         for kind in ("png", "pdf"):
             task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
+    report = write_page([run.path])
     if not quiet:
         print_run(run, results, detail)
+        console.print(f"Report: {report}", soft_wrap=True, highlight=False)
 
 
 def run_study(
@@ -126,52 +133,37 @@ def run_study(
     """Run the units that are missing from the run directory."""
     chosen = pick(task.methods(), names)
     config = {**task.config(), "methods": [m.name for m in chosen], "seeds": seeds}
-    run = RunDirectory.open(out, config, library_versions())
+    run = RunDirectory.open(out, config, library_versions(), shlex.join(["plot-ot", *sys.argv[1:]]))
+    if run.manifest.pop("finished", None):
+        write_json(run.path / "manifest.json", run.manifest)
     units = [CONTROLS, *(m.name for m in chosen), *([SWEEP] if sweep and "plot" in {m.name for m in chosen} else [])]
-    with progress(len(seeds) * len(units), quiet) as tick:
+    with Watch(errors, [(seed, u) for seed in seeds for u in units], quiet) as watch:
         for seed in seeds:
             missing = [u for u in units if not run.finished(seed, u)]
-            tick(f"seed {seed}", len(units) - len(missing))
+            watch.skip(seed, units if run.finished(seed, "failed") else [u for u in units if u not in missing])
             if not missing or run.finished(seed, "failed"):
                 continue
-            tick(f"seed {seed}: network and banks", 0)
             try:
-                study = Study(task.prepare(seed, default_cache()))
+                with watch.at(seed, "network and banks"):
+                    study = Study(task.prepare(seed, default_cache()))
             except SeedFailed as e:
                 run.finish(seed, "failed", {"failures": [{"task": task.name, "seed": seed, "reason": str(e)}]})
-                tick(f"seed {seed} failed", len(missing))
+                watch.skip(seed, missing)
                 continue
             if CONTROLS in missing:
-                run.finish(seed, CONTROLS, study.control_unit())
-                tick(f"seed {seed}: {CONTROLS}", 1)
+                with watch.at(seed, CONTROLS):
+                    run.finish(seed, CONTROLS, study.control_unit())
             for method in chosen:
                 if method.name in missing:
-                    tick(f"seed {seed}: {method.name}", 0)
-                    unit, handles = study.run(method, task.random_method)
-                    for handle in handles.values():
-                        handle.save(run.handle_path(seed, method.name, handle.variable))
-                    run.finish(seed, method.name, unit)
-                    tick(f"seed {seed}: {method.name}", 1)
+                    with watch.at(seed, method.name) as say:
+                        unit, handles = study.run(announced(method, say), task.random_method)
+                        for handle in handles.values():
+                            handle.save(run.handle_path(seed, method.name, handle.variable))
+                        run.finish(seed, method.name, unit)
             if SWEEP in missing:
-                tick(f"seed {seed}: {SWEEP}", 0)
-                run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
-                tick(f"seed {seed}: {SWEEP}", 1)
+                with watch.at(seed, SWEEP):
+                    run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
     return run
-
-
-@contextmanager
-def progress(total: int, quiet: bool) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=errors, disable=quiet or not errors.is_terminal, transient=True) as bar:
-        work = bar.add_task("starting", total=total)
-        yield lambda said, done: bar.update(work, description=said, advance=done)
 
 
 def library_versions() -> dict[str, str]:
