@@ -1,214 +1,29 @@
 """Decoder language models: recorded once and resumed at the edited token, against the plain hooked full forward."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from plot_ot.subjects import DecoderSubject, Place, Recording, record_pairs
-
-transformers = pytest.importorskip("transformers")
-
-VOCABULARY, DEPTH, WIDTH = 61, 4, 16
-ANSWERS = ((5, 6), (7,), (8, 9, 10))
-LENGTHS = (9, 12, 7, 12, 3, 10)
-
-
-def configuration(family: str) -> "transformers.PreTrainedConfig":
-    usual = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 24,
-        "num_hidden_layers": DEPTH,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    without_groups = {k: v for k, v in usual.items() if k != "num_key_value_heads"}
-    mixed = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    gemma = {"head_dim": 8, "query_pre_attn_scalar": 8, **mixed}
-    made: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-        "llama": lambda: transformers.LlamaConfig(**usual),
-        "llama-tied": lambda: transformers.LlamaConfig(**usual, tie_word_embeddings=True),
-        "qwen2": lambda: transformers.Qwen2Config(**usual, use_sliding_window=True, **mixed),
-        "qwen3": lambda: transformers.Qwen3Config(**usual, head_dim=8),
-        "gemma2": lambda: transformers.Gemma2Config(
-            **usual, **gemma, attn_logit_softcapping=1.5, final_logit_softcapping=2.0
-        ),
-        "gemma3": lambda: transformers.Gemma3TextConfig(
-            **usual,
-            **gemma,
-            rope_parameters={
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
-                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
-            },
-        ),
-        "mistral": lambda: transformers.MistralConfig(**usual, sliding_window=5),
-        "gpt2": lambda: transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=DEPTH, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2
-        ),
-        "gpt_neox": lambda: transformers.GPTNeoXConfig(**without_groups),
-        "phi": lambda: transformers.PhiConfig(**usual),
-        "olmo2": lambda: transformers.Olmo2Config(**usual),
-        "mixtral": lambda: transformers.MixtralConfig(**usual, num_local_experts=3),
-    }
-    return made[family]()
-
-
-FAMILIES = (
-    *("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3"),
-    *("mistral", "gpt2", "gpt_neox", "phi", "olmo2", "mixtral"),
+from decoders import (
+    ANSWERS,
+    BASE,
+    DEPTH,
+    FAMILIES,
+    POSITIONS,
+    PROMPTS,
+    SOURCE,
+    WIDTH,
+    as_answers,
+    network,
+    plain,
+    recorded,
+    relative,
+    variants,
+    where,
+    whole_forwards,
 )
-
-
-def network(family: str, seed: int = 1000) -> nn.Module:
-    """A random model whose attention is not nearly uniform and whose edits matter."""
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(configuration(family)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(0, 0.3) if p.ndim > 1 else p.add_(0.1 * torch.randn(p.shape))
-    return model
-
-
-def prompts(seed: int = 1000) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
-
-
-PROMPTS = prompts()
-
-
-def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
-    chosen = [PROMPTS[int(r)] for r in rows[:, 0]]
-    longest = max(map(len, chosen)) + 1  # a column of padding for all, too
-    ids = [[0] * (longest - len(p)) + p for p in chosen]
-    mask = [[0] * (longest - len(p)) + [1] * len(p) for p in chosen]
-    return torch.tensor(ids), torch.tensor(mask)
-
-
-def where(row: Tensor) -> dict[str, int]:
-    """Named tokens, from the end: `early` is elsewhere in every prompt, `third` never is."""
-    n = len(PROMPTS[int(row)])
-    return {"early": -(n - int(row) % 3), "third": -3}
-
-
-POSITIONS = {
-    "early": lambda rows: torch.tensor([where(r)["early"] for r in rows]),
-    "third": lambda rows: -3,
-}
-
-BASE, SOURCE = torch.tensor([[0], [1], [2], [3], [4], [0]]), torch.tensor([[5], [0], [1], [2], [3], [4]])
-
-
-def recorded(model: nn.Module, **options: object) -> Recording:
-    subject = DecoderSubject(model, encode, ANSWERS, **options)
-    return record_pairs(subject, (BASE, SOURCE))[0]
-
-
-# -- the oracle: plain torch hooks on the whole model, one unpadded prompt at a time -------------------------------
-
-Edit = Callable[[Tensor], Tensor]
-
-
-def block_list(model: nn.Module) -> nn.ModuleList:
-    return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == DEPTH)
-
-
-def inner(block: nn.Module, kind: str) -> nn.Module:
-    names = {
-        "attention_output": ("self_attn", "attn", "attention"),
-        "mlp_output": ("mlp", "block_sparse_moe"),
-    }[kind]
-    return next(getattr(block, name) for name in names if hasattr(block, name))
-
-
-def projection(block: nn.Module) -> nn.Module:
-    attention = inner(block, "attention_output")
-    return next(getattr(attention, name) for name in ("o_proj", "c_proj", "dense") if hasattr(attention, name))
-
-
-def _change(h: Tensor, edit: Edit, token: int, columns: slice) -> Tensor:
-    new = edit(h[0, token, columns].float()).to(h.dtype)
-    whole = torch.zeros(h.shape, dtype=torch.bool)
-    whole[0, token, columns] = True
-    return torch.where(whole, torch.nn.functional.pad(new, (columns.start, h.shape[2] - columns.stop)), h)
-
-
-@contextlib.contextmanager
-def hooked(model: nn.Module, edits: dict[str, Edit], tokens: dict[str, int]) -> Iterator[None]:
-    """While open, the vector at each named place becomes edits[place](vector); `tokens` says where positions are."""
-    handles = []
-    for name, edit in edits.items():
-        path, _, position = name.partition("@")
-        kind, layer, *head = path.split(".")
-        token, block = tokens[position] if position else -1, block_list(model)[int(layer)]
-        size = WIDTH if kind != "head_output" else head_width(model)
-        columns = slice(int(head[0]) * size, (int(head[0]) + 1) * size) if head else slice(0, size)
-
-        def before(_: nn.Module, args: tuple, e: Edit = edit, t: int = token, c: slice = columns) -> tuple:
-            return (_change(args[0], e, t, c), *args[1:])
-
-        def after(_: nn.Module, __: object, out: object, e: Edit = edit, t: int = token, c: slice = columns) -> object:
-            if isinstance(out, tuple):
-                return (_change(out[0], e, t, c), *out[1:])
-            return _change(out, e, t, c)
-
-        if kind == "head_output":
-            handles.append(projection(block).register_forward_pre_hook(before))
-        else:
-            module = block if kind == "block_output" else inner(block, kind)
-            handles.append(module.register_forward_hook(after))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def head_width(model: nn.Module) -> int:
-    return int(getattr(model.config, "head_dim", None) or WIDTH // 4)
-
-
-def plain(model: nn.Module, row: Tensor, edits: dict[str, Edit], tokens: dict[str, int] | None = None) -> Tensor:
-    """Logits over the vocabulary after one prompt, by itself."""
-    with hooked(model, edits, tokens or {}):
-        return model(input_ids=torch.tensor([PROMPTS[int(row)]])).logits[0, -1].float()
-
-
-def as_answers(logits: Tensor, rest: bool = False) -> Tensor:
-    columns = [logits[..., list(group)].amax(dim=-1) for group in ANSWERS]
-    if rest:
-        others = [t for t in range(VOCABULARY) if t not in {t for group in ANSWERS for t in group}]
-        columns.append(logits[..., others].amax(dim=-1))
-    return torch.stack(columns, dim=-1)
-
-
-def variants(recording: Recording, place: Place) -> Tensor:
-    """Unedited, swapped whole, and beyond it with a strength: [3, pairs, d]."""
-    base, source = recording.base_at(place), recording.source_at(place)
-    return torch.stack([base, source, base + 2.5 * (source - base)])
-
-
-def whole_forwards(model: nn.Module, place: Place, activation: Tensor) -> Tensor:
-    """The vocabulary's logits of every variant and pair, each by a forward pass of its own."""
-    one = [
-        torch.stack(
-            [plain(model, row, {place.name: lambda _, a=a: a}, where(row)) for row, a in zip(BASE, v, strict=True)]
-        )
-        for v in activation
-    ]
-    return torch.stack(one)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
-
+from plot_ot.edits import EditBatch, Frame, resume_edited
+from plot_ot.subjects import decoder
 
 # -- equality with the oracle ------------------------------------------------------------------------------------
 
@@ -258,23 +73,122 @@ def test_recording_equals_the_plain_forward(family: str) -> None:
 def test_places_inside_blocks_and_at_other_tokens_equal_the_hooked_full_forward(family: str) -> None:
     model = network(family)
     kinds = ("head_output", "attention_output", "mlp_output", "block_output")
-    recording = recorded(model, kinds=kinds, positions=POSITIONS, layers=(0, 2))
+    recording = recorded(model, kinds=kinds, positions=POSITIONS, layers=(1,))
     subject = recording.subject
-    heads = [f"head_output.2.{h}" for h in range(4)]
-    names = [p.name for p in subject.places]
-    assert names[len(names) // 2 :] == [
+    heads = [f"head_output.1.{h}" for h in range(4)]
+    assert [p.name for p in subject.places] == [
         f"{name}{at}"
-        for name in (*heads, "attention_output.2", "mlp_output.2", "block_output.2")
+        for name in (*heads, "attention_output.1", "mlp_output.1", "block_output.1")
         for at in ("@early", "@third", "")
     ]
     generator = torch.Generator().manual_seed(1001)
     with torch.no_grad():
         for place in subject.places:
-            noise = torch.randn(2, len(BASE), place.width, generator=generator)
-            activation = torch.cat([recording.source_at(place)[None], noise])
-            if place.name.startswith("head_output") and ".1" not in place.name:
-                activation = activation[1:2]
+            if place.name.startswith(("head_output.1.0", "head_output.1.3")):
+                continue
+            noise = torch.randn(1, len(BASE), place.width, generator=generator)
+            activation = torch.cat([recording.source_at(place)[None], noise])[len(place.name) % 2 :]
             expected = as_answers(whole_forwards(model, place, activation))
             found = subject.resume(recording.store, recording.base_rows, place, activation, {})
             assert relative(found, expected) < 1e-5, place.name
             assert relative(expected, recording.base_outputs.expand_as(expected)) > 1e-4, place.name
+
+
+MANY = {
+    "last token": ["block_output.0", "block_output.1", "block_output.3"],
+    "tokens": [
+        "block_output.0",
+        "block_output.1@early",
+        "block_output.1@third",
+        "block_output.2",
+        "block_output.3@early",
+    ],
+    "one block": ["head_output.1.0", "head_output.1.2@third", "attention_output.1", "mlp_output.1", "block_output.1"],
+    "same vector twice": ["block_output.1@third", "block_output.1@end", "block_output.2"],
+}
+
+
+@pytest.mark.parametrize("names", MANY.values(), ids=MANY)
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox"])
+@pytest.mark.parametrize("at_once", [512, 1])
+def test_edits_at_several_places_follow_each_other(
+    family: str, names: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(decoder.RESUMED_AT_ONCE, "cpu", at_once)
+    model = network(family)
+    kinds = ("head_output", "attention_output", "mlp_output", "block_output")
+    positions = {**POSITIONS, "end": lambda rows: -1}
+    recording = recorded(model, kinds=kinds, positions=positions)
+    subject = recording.subject
+    strengths = torch.tensor([1.0, 0.0, -0.7])
+    source = {n: recording.source_at(subject.place(n)) for n in names}
+
+    def mixed(name: str, a: Tensor) -> Tensor:
+        """A variant's strength times the way to the source, at every place."""
+        return a + strengths[:, None, None] * (source[name] - a)
+
+    start = subject.place(names[0])
+    edited = mixed(names[0], recording.base_at(start).expand(3, -1, -1))
+    later = {name: lambda a, n=name: mixed(n, a) for name in names[1:]}
+    with torch.no_grad():
+        found = subject.resume(recording.store, recording.base_rows, start, edited, later)
+        for v, strength in enumerate(strengths):
+            for t, row in enumerate(BASE):
+                edits = {n: lambda a, s=source[n][t], g=strength: a + g * (s - a) for n in names}
+                expected = as_answers(plain(model, row, edits, {**where(row), "end": -1}))
+                assert relative(found[v, t], expected) < 1e-5
+    assert relative(found[0], found[1]) > 1e-3
+    assert relative(found[1], recording.base_outputs) < 1e-5
+
+
+# -- gradients -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [4 << 30, 1], ids=["kept graph", "graph computed again"])
+@pytest.mark.parametrize("name", ["block_output.1", "block_output.0@third", "attention_output.2", "head_output.0.1"])
+@pytest.mark.parametrize("family", ["gemma2", "llama-tied"])
+def test_gradients_equal_those_of_the_hooked_forward(family: str, name: str, memory: int) -> None:
+    model = network(family)
+    kinds = ("head_output", "attention_output", "block_output")
+    recording = recorded(model, kinds=kinds, positions=POSITIONS, rest=True)
+    subject = recording.subject
+    subject.memory = memory
+    place = subject.place(name)
+    torch.manual_seed(1002)
+    activation = torch.randn(2, len(BASE), place.width, requires_grad=True)
+    weight = torch.randn(2, len(BASE), len(ANSWERS) + 1)
+    (weight * subject.resume(recording.store, recording.base_rows, place, activation, {})).sum().backward()
+    found, activation.grad = activation.grad, None
+    (weight * as_answers(whole_forwards(model, place, activation), rest=True)).sum().backward()
+    assert relative(found, activation.grad) < 1e-5
+
+
+def test_the_models_weights_and_settings_are_left_as_found() -> None:
+    model = network("llama").train()
+    model.lm_head.requires_grad_(False)
+    before = {n: (p.requires_grad, p.clone()) for n, p in model.named_parameters()}
+    recording = recorded(model)
+    place = recording.subject.places[1]
+    activation = recording.source_at(place)[None].clone().requires_grad_()
+    recording.subject.resume(recording.store, recording.base_rows, place, activation, {}).sum().backward()
+    assert activation.grad is not None
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    for name, p in model.named_parameters():
+        assert p.grad is None
+        assert p.requires_grad == before[name][0]
+        assert torch.equal(p, before[name][1])
+    with torch.no_grad():
+        assert not recording.subject.resume(recording.store, recording.base_rows, place, activation, {}).requires_grad
+
+
+def test_rotations_train_through_the_subject() -> None:
+    """The engine's own edit, with a frame that needs gradients, in one batch of pairs and variants."""
+    recording = recorded(network("qwen3"))
+    place = recording.subject.places[2]
+    directions = torch.linalg.qr(torch.randn(2, WIDTH, 3))[0].requires_grad_()
+    frame = Frame(WIDTH, directions, None, "das")
+    outputs = resume_edited(recording, [EditBatch(place, frame, torch.ones(2, 3))])
+    outputs.square().sum().backward()
+    assert directions.grad is not None
+    assert float(directions.grad.abs().max()) > 1e-4

@@ -102,12 +102,12 @@ def counted_back(
     return back
 
 
-def for_some(rewrite: Rewrite, variants: int, pairs: int, part: tuple[slice, Tensor]) -> Rewrite:
+def for_some(rewrite: Rewrite, variants: int, pairs: int, part: tuple[slice, Int[Tensor, " some"]]) -> Rewrite:
     """A rewrite of all variants and pairs, made to work on some of them: each response is rewritten by itself."""
+    v, p = part
 
     def some(a: Float[Tensor, "v p d"]) -> Float[Tensor, "v p d"]:
-        v, p = part
-        if a.shape[:2] == (variants, pairs):
+        if len(a) == variants and torch.equal(p, torch.arange(pairs, device=p.device)):
             return rewrite(a)
         whole = a.new_zeros(variants, pairs, a.shape[2])
         whole[v, p] = a
