@@ -220,13 +220,13 @@ def trade_off(axes: Axes, points: Sequence[tuple[float, float, float, float]], *
         axes.errorbar(x, y, xerr=dx or None, yerr=dy or None, **(look if not k else look | {"label": None}))
 
 
-def number_points(axes: Axes, points: Mapping[int, tuple[float, float]], colour: str, near: float = 0.04) -> None:
-    """Numbers beside points on a logarithmic x axis; points on top of each other share a label."""
+def number_points(axes: Axes, points: Mapping[int, tuple[float, float]], colour: str, near: float = 0.045) -> None:
+    """Numbers beside points on a logarithmic x axis; points next to each other share a label."""
     (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
     at = {n: ((np.log(x) - left) / (right - left), (y - low) / (high - low)) for n, (x, y) in points.items()}
     groups: list[list[int]] = []
     for n in sorted(at, key=lambda n: at[n]):
-        close = (g for g in groups if all(np.hypot(*np.subtract(at[n], at[m])) < near for m in g))
+        close = (g for g in groups if any(np.hypot(*np.subtract(at[n], at[m])) < near for m in g))
         group = next(close, None)
         if group is None:
             groups.append([n])
