@@ -9,12 +9,13 @@ from torch import nn
 
 from plot_ot.banks import Bank, draw_pairs
 from plot_ot.causal import CausalModel
-from plot_ot.edits import Frame
+from plot_ot.edits import Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
 from plot_ot.signatures import readout
 from plot_ot.sites import (
     blocks,
+    neurons,
     pca_bands,
     pca_components,
     pca_prefixes,
@@ -26,7 +27,7 @@ from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.das import DasSpec
-from plot_ot.stages.localize import Localize
+from plot_ot.stages.localize import Localize, attribution
 from plot_ot.subjects import BankRecording, MLPSubject, record
 from plot_ot.transport import Transport, couple, from_scores, solve
 
@@ -239,6 +240,19 @@ def test_a_method_remembers_what_every_stage_made_of_its_couplings(problem):
     coarse, fine = state.trail
     assert set(coarse.patched["left"]) == {"layer1", "layer2"}
     assert [s.name for s in fine.candidates["left"][0].family.sites] == [f"layer1[{k}]" for k in range(4)]
+
+
+def test_attribution_is_the_slope_of_the_loss_in_the_gain(problem):
+    family = neurons(problem.fit, problem.subject.places)
+    found = attribution(problem, family)
+    for row, v in enumerate(problem.variables):
+        labels = problem.fit.bank.labels[v]
+        for j in range(len(family)):
+            weights = torch.zeros(2, len(family), dtype=torch.float64)
+            weights[:, j] = torch.tensor([-1e-2, 1e-2])
+            low, high = problem.look.loss(respond(problem.fit, family.edits(weights)), labels).double().sum(dim=1)
+            slope = float(low - high) / 2e-2
+            assert found[row, j] == pytest.approx(max(0.0, slope), rel=2e-2, abs=0.5)
 
 
 def test_an_unknown_coupling_is_refused():

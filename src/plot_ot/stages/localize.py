@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
+from plot_ot.edits import EditBatch, resume_edited
 from plot_ot.errors import unknown
 from plot_ot.signatures import SignatureSpec, signatures
 from plot_ot.sites import Menu, SiteFamily, neurons
@@ -88,6 +89,30 @@ def brute_force(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:
         score = scored(problem.calibration, family.edits(swaps), v, weights, problem.look)
         rows.append((score[:-1] - score[-1]).clamp(min=0).numpy())
     return np.stack(rows)
+
+
+def attribution(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:
+    """Attribution patching: the slope at g = 0 by which each site's gain lowers the counterfactual label's loss.
+
+    One backward pass per place and variable gives all its sites: d loss / d g = Σ_pairs ∇·W(Rᵀ a_source - Rᵀ a_base).
+    """
+    scores = np.zeros((len(problem.variables), len(family)))
+    fit = problem.fit
+    at_once = max(1, fit.subject.responses_per_batch)
+    for row, v in enumerate(problem.variables):
+        labels = fit.bank.labels[v].to(fit.subject.device)
+        for place in family.places:
+            like = fit.store.activations[place.name]
+            frame, slope = family.frames[place.name], torch.zeros(family.frames[place.name].rank, dtype=torch.float64)
+            for at in range(0, len(fit), at_once):
+                pairs = slice(at, min(at + at_once, len(fit)))
+                gains = torch.zeros(1, frame.rank, device=like.device, dtype=like.dtype, requires_grad=True)
+                outputs = resume_edited(fit, [EditBatch(place, frame, gains)], pairs)
+                [gradient] = torch.autograd.grad(problem.look.loss(outputs, labels[pairs]).sum(), gains)
+                slope -= gradient[0].cpu().double()
+            for site in family.at(place):
+                scores[row, site] = max(0.0, float(slope[list(family.sites[site].directions)].sum()))
+    return scores
 
 
 def at_random(draw: int = 0) -> Callable[[Problem, SiteFamily], Float[ndarray, "m n"]]:

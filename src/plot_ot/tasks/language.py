@@ -26,7 +26,7 @@ from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, brute_force
+from plot_ot.stages.localize import Localize, ScoreSites, attribution, brute_force
 from plot_ot.study import Prepared, Spoken
 from plot_ot.subjects.decoder import DecoderSubject, Encode
 from plot_ot.tasks.base import Outline, Task
@@ -270,6 +270,17 @@ class LanguageTask(Task):
                     ScoreSites("brute-force", brute_force, whole_places),
                     SelectPlaces(),
                     ScoreSites("brute-force", brute_force, finest),
+                    Calibrate(self.search),
+                ),
+                kind="baseline",
+            ),
+            Method(
+                "attribution",
+                "blocks, then groups of neurons, ranked by attribution patching; then the same search",
+                (
+                    ScoreSites("attribution", attribution, whole_places),
+                    SelectPlaces(shortlist),
+                    ScoreSites("attribution", attribution, finest),
                     Calibrate(self.search),
                 ),
                 kind="baseline",
