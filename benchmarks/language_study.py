@@ -1,0 +1,191 @@
+"""The language-model studies behind docs/results/mcqa.md and ioi.md.
+
+python benchmarks/language_study.py tiny       # MCQA on the six embedded nets
+python benchmarks/language_study.py smollm2    # MCQA on SmolLM2 with the planted and with the plain adapter
+python benchmarks/language_study.py ioi        # indirect object identification on SmolLM2 as it is
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from pages import copy_figures, markdown, run_study, verdict_rows, which_seeds
+from plot_ot.models import shipped_adapters
+from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
+from plot_ot.runs import Json, RunDirectory
+from plot_ot.tasks.tiny import TINY
+
+Planted = Mapping[str, Sequence[int]]
+"""variable -> the blocks where it was planted."""
+STAGE_A = {"plot": "one-sided UOT", "plot-eot": "balanced OT", "cosine": "cosine"}
+TINY_PLANTED = {"answer_pointer": (2,), "answer_token": (3, 4, 5)}
+SMOL_PLANTED = {"answer_pointer": range(15, 23), "answer_token": range(23, 30)}
+IOI_FOUND = {"name_position": (20, 21, 22), "name_token": range(23, 30)}
+"""Not planted: what final-token patching shows (FACTS)."""
+
+
+def layer_of(site: str) -> int:
+    """block_output.12 -> 12."""
+    return int(site.rsplit(".", 1)[1])
+
+
+def stage_a_rows(runs: Mapping[str, RunDirectory], planted: Planted) -> list[str]:
+    """Before calibration: where each coupling row ranks the blocks that hold the variable."""
+    rows = []
+    for method, said in STAGE_A.items():
+        for variable, blocks in planted.items():
+            found: dict[float, list[tuple[int, int]]] = {}
+            for run in runs.values():
+                for c in run.couplings():
+                    if c["method"] == method and c["stage"] == 0:
+                        row = c["plan"][c["variables"].index(variable)]
+                        order = sorted(range(len(row)), key=lambda j: -row[j])
+                        ranks = [order.index(j) + 1 for j, s in enumerate(c["sites"]) if layer_of(s) in blocks]
+                        beta = math.inf if c["beta"] is None else c["beta"]
+                        found.setdefault(beta, []).append((min(ranks), layer_of(c["sites"][order[0]])))
+            for beta, seen in found.items():
+                grid = "" if math.isinf(beta) else f", β = {beta:g}"
+                first = sum(rank == 1 for rank, _ in seen)
+                tops = ", ".join(str(t) for t in sorted({top for _, top in seen}))
+                best = f"{fmean(rank for rank, _ in seen):.1f}"
+                rows.append([f"{said}{grid}", variable, f"{first} of {len(seen)}", best, tops])
+    rows += _norm_rows(runs, planted)
+    return markdown(["coupling", "variable", "right block first", "mean rank of its best block", "blocks on top"], rows)
+
+
+def _norm_rows(runs: Mapping[str, RunDirectory], planted: Planted) -> list[list[str]]:
+    """The control that knows nothing of the variable: blocks ranked by the size of their effect."""
+    rows = []
+    for variable, blocks in planted.items():
+        seen = []
+        for run in runs.values():
+            done = set()
+            for c in run.couplings():
+                if c["method"] == "plot" and c["stage"] == 0 and c["seed"] not in done:
+                    done.add(c["seed"])
+                    order = sorted(range(len(c["sites"])), key=lambda j: -c["raw_norms"][j])
+                    ranks = [order.index(j) + 1 for j, s in enumerate(c["sites"]) if layer_of(s) in blocks]
+                    seen.append((min(ranks), layer_of(c["sites"][order[0]])))
+        tops = ", ".join(str(t) for t in sorted({top for _, top in seen}))
+        first = sum(rank == 1 for rank, _ in seen)
+        rows.append(["norm only", variable, f"{first} of {len(seen)}", f"{fmean(r for r, _ in seen):.1f}", tops])
+    return rows
+
+
+def ot_uot_rows(runs: Mapping[str, RunDirectory]) -> list[str]:
+    """The appendix's table: the block each kind of transport leads to, with its full patch on calibration."""
+    rows = []
+    for name, run in runs.items():
+        for seed in sorted({s["seed"] for s in run.results()["selection"]}):
+            row = [name, str(seed)]
+            for method in ("plot-eot", "plot"):
+                for s in run.results()["selection"]:
+                    if (s["method"], s["seed"]) == (method, seed):
+                        row.append(f"{layer_of(s['places'][0])} ({s['chosen']['calibration_score']:.3f})")
+            rows.append(row)
+    variables = list(dict.fromkeys(s["variable"] for run in runs.values() for s in run.results()["selection"]))
+    return markdown(["model", "seed", *(f"{k} {v}" for k in ("OT", "UOT") for v in variables)], rows)
+
+
+def paper_rows(results: Json, variables: Sequence[str]) -> list[str]:
+    """The paper's table: accuracy per variable, average, seconds, block and size."""
+    rows = []
+    for method in methods_in(results):
+        cells = []
+        for v in variables:
+            mine = [r for r in results["records"] if (r["method"], r["variable"]) == (method, v)]
+            cells.append(mean_sd([r["accuracy"] for r in mine if r["bank"] == "sensitivity"]))
+            cells.append(mean_sd([r["accuracy"] for r in mine if r["bank"] == "invariance"]))
+        vocabulary = [r["vocabulary"] for r in results["records"] if r["method"] == method and "vocabulary" in r]
+        elsewhere = [r["accuracy"] for r in results["transfer"] if r["method"] == method]
+        where = "; ".join(
+            f"{layer_of(s['places'][0])}/{s['size']}" for s in results["selection"] if s["method"] == method
+        )
+        seconds = [t["seconds"] for t in results["runtimes"] if t["method"] == method]
+        rows.append(
+            [
+                f"`{method}`",
+                *cells,
+                f"**{mean_sd(list(average_by_seed(results, method).values()), 4)}**",
+                f"{fmean(vocabulary):.3f}" if vocabulary else "-",
+                f"{fmean(elsewhere):.3f}" if elsewhere else "-",
+                mean_sd(seconds, 1),
+                where,
+            ]
+        )
+    head = [x for v in variables for x in (f"{v} sens.", f"{v} inv.")]
+    return markdown(
+        ["method", *head, "average", "over the vocabulary", "transfer", "seconds", "block/size"],
+        rows,
+    )
+
+
+def section(name: str, run: RunDirectory, page: Path) -> list[str]:
+    """One model's tables."""
+    results = run.results()
+    variables = list(dict.fromkeys(r["variable"] for r in results["records"]))
+    notes = [n for n in results["notes"] if "pass_rates" in n]
+    passed = [rate for n in notes for families in n["pass_rates"].values() for rate in families.values()]
+    return [
+        f"## {name}",
+        "",
+        f"{which_seeds(results)} Mean ± population sd; accuracy among the candidate answers, and over the whole "
+        f"vocabulary where said. Share of candidate pairs that the model answered: {min(passed):.2f} to "
+        f"{max(passed):.2f} by split and family.",
+        "",
+        *paper_rows(results, variables),
+        "",
+        *verdict_rows(results),
+        "",
+        *copy_figures(run, f"{page.stem}-{name}", page),
+        "",
+    ]
+
+
+def study(models: Mapping[str, Sequence[str]], task: str, args: argparse.Namespace) -> dict[str, RunDirectory]:
+    """Run the study of every model."""
+    seeds = ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed)]
+    return {name: run_study(task, [*options, *seeds], args.runs / f"{task}-{name}") for name, options in models.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("tiny", "smollm2", "ioi"))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--methods", default="")
+    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--results", type=Path, default=Path("docs/results"))
+    args = parser.parse_args()
+    some = ["--methods", args.methods] if args.methods else []
+    if args.what == "tiny":
+        models: dict[str, list[str]] = {name: ["--model", name, *some] for name in TINY}
+        planted: Planted = TINY_PLANTED
+        known = {n: c == "planted" for n, c in TINY.items()}
+        page, title = args.results / "mcqa_tiny.md", "Multiple-choice questions on embedded nets: results"
+    elif args.what == "smollm2":
+        reduced = ["--das-every", "4", "--das-sizes", "3", *some]
+        adapters = shipped_adapters("smollm2")
+        models = {name: ["--model", "smollm2", "--adapter", name, *reduced] for name in adapters}
+        planted, known = SMOL_PLANTED, {name: name.startswith("planted") for name in adapters}
+        page, title = args.results / "mcqa_smollm2.md", "Multiple-choice questions on SmolLM2: results"
+    else:
+        models = {"smollm2": ["--das-every", "4", "--das-sizes", "3", *some]}
+        planted, known = IOI_FOUND, {"smollm2": True}
+        page, title = args.results / "ioi.md", "Indirect object identification on SmolLM2: results"
+    runs = study(models, "ioi" if args.what == "ioi" else "mcqa", args)
+    truth = {name: run for name, run in runs.items() if known[name]}
+    command = f"python benchmarks/language_study.py {args.what} --seeds {args.seeds}"
+    lines = [f"# {title}", "", f"Made by `{command}`.", "", "## Stage A before calibration", ""]
+    lines += [*stage_a_rows(truth, planted), "", "Balanced against one-sided transport:", "", *ot_uot_rows(runs), ""]
+    for name, run in runs.items():
+        lines += section(name, run, page)
+    page.write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
