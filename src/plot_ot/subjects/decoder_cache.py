@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
+from plot_ot.subjects.decoder_shape import transformers_library
 
 ATTENTION = "plot_ot_branches"
 """The name under which transformers knows `branch_attention`."""
@@ -69,6 +70,7 @@ def branch_attention(
 
 def register_attention() -> None:
     """Tell transformers about `branch_attention`."""
+    transformers_library()
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if ATTENTION not in ALL_ATTENTION_FUNCTIONS:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.decoder_shape import Decoder
+from plot_ot.subjects.decoder_shape import Decoder, transformers_library
 
 if TYPE_CHECKING:
     import transformers
@@ -50,6 +50,7 @@ def load_model(
         config = _guarded(library.AutoConfig.from_pretrained, "configuration", source, **where)
         _refuse_config(config, library, source)
         if tokenizer is None:
+            _refuse_no_tokenizer(source, file)
             tokenizer = _guarded(library.AutoTokenizer.from_pretrained, "tokenizer", source, **where)
         on_cpu = device_map is None and torch.device(place).type == "cpu"
         options: dict[str, Any] = {"dtype": dtype or (torch.float32 if on_cpu else "auto")}
@@ -71,15 +72,6 @@ def load_model(
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
-
-
-def transformers_library() -> Any:
-    """The transformers package, which is an extra."""
-    try:
-        import transformers
-    except ImportError as e:
-        raise PlotError("Language models need the `hf` extra: pip install 'plot-ot[hf]'.") from e
-    return transformers
 
 
 def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str | None]:
@@ -138,7 +130,7 @@ def _readable_gguf(path: Path) -> Path:
 def _guarded(load: Any, what: str, source: str, **options: Any) -> Any:
     try:
         return load(source, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, EOFError, IndexError) as e:
+    except Exception as e:  # a damaged file fails in many ways
         reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         if Path(source).exists():
             raise PlotError(f"The {what} at {source} cannot be read: {reason}") from e
@@ -159,6 +151,14 @@ def _refuse_config(config: Any, library: transformers, source: str) -> None:  # 
     else:
         return
     raise PlotError(f"{source} is {found}, not a causal language model (a decoder that predicts the next token).")
+
+
+def _refuse_no_tokenizer(source: str, gguf_file: str | None) -> None:
+    """Without its files transformers may make up an empty tokenizer."""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+    folder = Path(source)
+    if folder.is_dir() and not gguf_file and not any((folder / name).exists() for name in names):
+        raise PlotError(f"The tokenizer at {source} cannot be read: it has none of {', '.join(names)}.")
 
 
 def _adapted(model: nn.Module, adapter: str | os.PathLike[str]) -> nn.Module:
