@@ -21,7 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(run.app, name="run")
-app.command()(look.show)
+for command in (look.show, look.report, look.figures, look.table, look.view):
+    app.command()(command)
 app.command("list")(explain.list_all)
 app.command()(explain.explain)
 

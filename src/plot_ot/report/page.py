@@ -89,6 +89,17 @@ def run_page(reading: Reading) -> str:
     return _render("page.html.j2", {**found, **shown, "data": data}, SCRIPTS)
 
 
+def index_page(rows: Sequence[Json]) -> str:
+    """The list of runs that `plot-ot view` opens with."""
+    text = to_json(list(rows))
+    for sign in ("<", ">", "&", "\u2028", "\u2029"):  # nothing in it can end the script element it stands in
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    own = {"css": "".join(map(_asset, STYLES)), "theme": _asset("theme.js"), "script": _asset("index.js"), "rows": text}
+    trusted = {name: Markup(part) for name, part in own.items()}  # noqa: S704
+    nonce = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+    return _environment().get_template("index.html.j2").render(**trusted, nonce=nonce, version=__version__)
+
+
 def fragment(records: Sequence[Json], verdicts: Sequence[Json] = (), runtimes: Sequence[Json] = ()) -> str:
     """Verdicts and accuracies as a piece of HTML without scripts: what a result shows of itself in a notebook."""
     lists: Json = {name: [] for name in SHAPES}

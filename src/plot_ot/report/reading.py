@@ -87,11 +87,13 @@ def read_run(path: Path) -> Reading:
     manifest = _read(path / "manifest.json", dict, problems, "what was run, and with which versions, is not known")
     compiled = path / "results.json"
     fresh = compiled.exists() and all(u.stat().st_mtime <= compiled.stat().st_mtime for u in units)
-    if fresh or not units:
+    if not compiled.exists() and not units:
+        found, couplings = dict.fromkeys(NEEDED, []), []
+        problems.append("No unit of work is finished yet.")
+    elif fresh or not units:
         found = _read(compiled, dict, problems, "no number can be shown")
         couplings = _read(path / "couplings.json", list, problems, "couplings are not shown")
-        if not found and units:
-            fresh = False
+        fresh = bool(found)
     if not fresh and units:
         found, couplings = _gather(units, manifest, problems)
     results = {"task": found.get("task")} | {name: _sound(name, found.get(name), problems) for name in SHAPES}
