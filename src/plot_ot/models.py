@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from plot_ot.adapters import RECORD, load_adapter, read_record
 from plot_ot.errors import PlotError, unknown
 from plot_ot.runs import Json, read_json, write_json
-from plot_ot.subjects.loading import load_model
+from plot_ot.subjects.loading import load_model, transformers_library
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"
@@ -107,13 +107,17 @@ def shipped_adapters(name: str) -> dict[str, Path]:
 
 
 def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> Path:
-    """The directory of an adapter: the name of one that ships for the model, or a path."""
+    """The directory of an adapter: one that ships for the model, by name or by its kind alone, or a path.
+
+    `planted` is the first of `planted-1000`, `planted-1001`, ...
+    """
     shipped = shipped_adapters(str(model))
-    if str(adapter) in shipped:
-        return shipped[str(adapter)]
-    path = Path(adapter)
+    for name, directory in shipped.items():
+        if str(adapter) in (name, name.rpartition("-")[0]):
+            return directory
+    path = Path(adapter).expanduser()
     if not path.is_dir():
-        unknown(f"adapter of '{model}' (and no directory)", adapter, shipped)
+        unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
     return path
 
 
@@ -219,7 +223,9 @@ def convert(gguf: Path, directory: Path) -> dict[str, str]:
 
     transformers refuses `save_pretrained` for what it read from GGUF, so weights and configuration are written here.
     """
-    model, tokenizer = _load(gguf, dtype=torch.float32, device="cpu")
+    transformers_library()  # its log must not be bound to what the next line throws away
+    with redirect_stderr(io.StringIO()):  # the GGUF reader's progress bar heeds no setting
+        model, tokenizer = _load(gguf, dtype=torch.float32, device="cpu")
     directory.mkdir(parents=True, exist_ok=True)
     config = model.config.to_diff_dict()
     for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
@@ -315,6 +321,12 @@ def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Loading says nothing: no progress bars between our own lines (the GGUF reader's heeds no setting)."""
-    with redirect_stderr(io.StringIO()):
+    """No progress bars between our own lines; warnings stay."""
+    logging = transformers_library().utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
         yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
