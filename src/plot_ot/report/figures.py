@@ -228,7 +228,8 @@ def draw_layers(data: RunData) -> Figure | None:
         ax.set_title(v, weight="bold", loc="center")
     if mesh:
         figure.colorbar(mesh, ax=axes, fraction=0.02, pad=0.015).outline.set_visible(False)
-    said = "Best calibration score within each place (all: over all places); outlined: chosen most often."
+    over_all = " (all: over all places)" if "all" in supports else ""
+    said = f"Best calibration score within each place{over_all}; outlined: chosen most often."
     style.caption(figure, said, data.about() if inches / len(supports) > 0.4 else data.about(""))
     return figure
 

@@ -178,8 +178,9 @@ def _by_variable(
             panels.append(style.Panel(w.method, _direction(own), grids, settings, corner=accuracy))
         else:
             panels.append(_written(w.method, own, places, settings, accuracy))
-    figure = style.new_figure(style.PAGE, 0.75 + len(data.variables) * (min(0.15 * len(places), 1.2) + 0.24))
-    style.heatmap_rows(figure, panels, places, data.variables)
+    tall = min(0.15 * len(places), max(0.45, 5 / len(data.variables)))
+    figure = style.new_figure(style.PAGE, 0.75 + len(data.variables) * (tall + 0.24))
+    style.heatmap_rows(figure, panels, places, data.variables, tall)
     return figure, figure
 
 

@@ -319,12 +319,14 @@ def heatmap_panels(figure: SubFigure, panels: Sequence[Panel], rows: Sequence[st
     _scale_bar(figure, mesh, axes)
 
 
-def heatmap_rows(figure: Drawing, panels: Sequence[Panel], lines: Sequence[str], rows: Sequence[str]) -> None:
-    """Panels side by side, rows under each other, every grid divided by its largest value."""
+def heatmap_rows(
+    figure: Drawing, panels: Sequence[Panel], lines: Sequence[str], rows: Sequence[str], tall: float
+) -> None:
+    """Panels side by side, rows under each other, every grid `tall` inches and divided by its largest value."""
     axes = figure.subplots(len(rows), len(panels), squeeze=False, sharey=True)
     for column, panel in zip(axes.T, panels, strict=True):
         for ax, row in zip(column, rows, strict=True):
-            mesh = _scaled_cells(ax, panel.grids[row], lines, 5.6 / len(panels))
+            mesh = _scaled_cells(ax, panel.grids[row], lines, 5.6 / len(panels), tall)
             ax.tick_params(labelbottom=ax is column[-1])
             ax.set_title(panel.remarks[row], fontsize=6.5, color=MUTED, pad=2)
             ax.set_title(panel.corner.get(row, ""), fontsize=6.5, loc="right", pad=2)
@@ -335,12 +337,12 @@ def heatmap_rows(figure: Drawing, panels: Sequence[Panel], lines: Sequence[str],
     _scale_bar(figure, mesh, axes)
 
 
-def _scaled_cells(axes: Axes, grid: np.ndarray, rows: Sequence[str], inches: float) -> QuadMesh:
+def _scaled_cells(axes: Axes, grid: np.ndarray, rows: Sequence[str], wide: float, tall: float = 1.2) -> QuadMesh:
     """A grid divided by its largest value, with rows named and directions numbered as far as there is room."""
     mesh = cells(axes, grid / (np.nanmax(grid, initial=0.0) or 1.0))
-    name_cells(axes.yaxis, rows, most=10)
+    name_cells(axes.yaxis, rows, most=tall / 0.12)
     numbers = [str(k) for k in range(grid.shape[1])]
-    name_cells(axes.xaxis, numbers, most=inches / LETTER / (0.4 + len(numbers[-1])))
+    name_cells(axes.xaxis, numbers, most=wide / LETTER / (0.4 + len(numbers[-1])))
     axes.tick_params(pad=1, labelsize=7)
     return mesh
 
