@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--scaling-seeds", type=int, default=3)
+    parser.add_argument("--scaling-seeds", type=int, default=2)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--page", type=Path, default=Path("docs/results/addition.md"))
     args = parser.parse_args()
