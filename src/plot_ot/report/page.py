@@ -20,8 +20,8 @@ from markupsafe import Markup
 
 from plot_ot.report import sections, summary
 from plot_ot.report.comparison import compare
-from plot_ot.report.payload import payload
-from plot_ot.report.reading import SHAPES, Reading, read_run
+from plot_ot.report.payload import CHARTED, payload
+from plot_ot.report.reading import SHAPES, UNEXPECTED, Reading, read_run
 from plot_ot.report.tables import CONTROLS, methods_in
 from plot_ot.runs import Json, to_json, write_atomically
 from plot_ot.version import __version__
@@ -68,7 +68,7 @@ def run_page(reading: Reading) -> str:
         "data": lambda: payload(reading),
     }
     found: Json = {name: _try(reading, f"The part '{name}'", make) for name, make in parts.items()}
-    data = found["data"] or {"name": reading.name, "seeds": [], "variables": [], "methods": [], "best": best}
+    data = found["data"] or {"name": reading.name, "best": best, "results": {}, **{name: [] for name in CHARTED}}
     examples = [e for rows in (data.get("examples") or {}).values() for e in rows]
     shown = {
         "name": reading.name,
@@ -116,7 +116,7 @@ def _try(reading: Reading, what: str, make: Callable[[], T]) -> T | None:
     """A damaged file must not cost the reader the rest of the page."""
     try:
         return make()
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError) as e:
+    except UNEXPECTED as e:
         reading.problems.append(
             f"{what} cannot be shown: the files hold something unexpected ({type(e).__name__}: {e})."
         )
@@ -167,8 +167,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["n3"] = lambda x: f"{x:.3f}" if x is not None else "–"
-    made.filters["n2"] = lambda x: f"{x:.2f}" if x is not None else "–"
+    made.filters["n3"] = lambda x: f"{x:.3f}" if isinstance(x, (int, float)) else "–"
     made.filters["status"] = lambda s: STATUS_CLASSES.get(s, "s-undecidable")
     return made
 

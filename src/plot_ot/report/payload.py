@@ -14,7 +14,7 @@ from typing import Any
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
 from plot_ot.report.published import published
-from plot_ot.report.reading import Reading, numbers
+from plot_ot.report.reading import UNEXPECTED, Reading, numbers
 from plot_ot.report.summary import best_method, calibrated, flag_name, flags_of, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
 from plot_ot.report.zoom import Where, Zoom, sites_of, transport_setting
@@ -23,6 +23,8 @@ from plot_ot.runs import Json, to_json
 ROOM = 6_000_000
 """Characters of JSON that the page may carry; packed, and with the chart library, it stays below 6 MB."""
 MOST_SITES = 4096
+CHARTED = ("seeds", "variables", "methods", "banks", "scatter", "sweeps", "menus", "left_out")
+"""Lists that charts read, which must be there even if they are empty."""
 CELLS = 256
 """The widest row a heatmap shows; wider ones keep the largest value of neighbouring cells."""
 
@@ -85,7 +87,13 @@ def _nested(reading: Reading, make: Callable[[Json], Json], seed: int) -> Json:
     """method -> variable -> what is made of its selection."""
     kept: Json = {}
     for s in reading.rows("selection", seed=seed):
-        value = make(s)
+        try:
+            value = make(s)
+        except UNEXPECTED as e:
+            whose = f"{s['method']} on {s['variable']} in seed {seed}"
+            said = f"Part of {whose} is not shown: the files hold something unexpected ({type(e).__name__}: {e})."
+            reading.problems += [said] if said not in reading.problems else []
+            continue
         if any(value.values()):
             kept.setdefault(s["method"], {})[s["variable"]] = value
     return kept

@@ -35,6 +35,9 @@ NEEDED = ("records", "runtimes", "selection", "verdicts")
 
 COUPLING = {**KEY, "variables": list, "sites": list, "plan": list}
 
+UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
+"""What reading files of an unexpected shape can lead to."""
+
 
 @dataclass
 class Reading:
@@ -86,9 +89,11 @@ def read_run(path: Path) -> Reading:
     problems: list[str] = []
     manifest = _read(path / "manifest.json", dict, problems, "what was run, and with which versions, is not known")
     compiled = path / "results.json"
+    found: Json
+    couplings: list[Json]
     fresh = compiled.exists() and all(u.stat().st_mtime <= compiled.stat().st_mtime for u in units)
     if not compiled.exists() and not units:
-        found, couplings = dict.fromkeys(NEEDED, []), []
+        found, couplings = {name: [] for name in NEEDED}, []
         problems.append("No unit of work is finished yet.")
     elif fresh or not units:
         found = _read(compiled, dict, problems, "no number can be shown")
@@ -162,6 +167,8 @@ def _has(row: object, shape: Mapping[str, Any]) -> bool:
 
 def _is_plan(c: Json) -> bool:
     rows = c["plan"]
+    if not all(isinstance(name, str) for name in (*c["variables"], *c["sites"])):
+        return False
     return len(rows) == len(c["variables"]) and all(
         isinstance(r, list) and len(r) == len(c["sites"]) and all(isinstance(x, NUMBER) for x in r) for r in rows
     )

@@ -97,7 +97,10 @@ class Zoom:
         self.position: dict[str, Any] = {}
         self.places: list[str] = []
         for note in reading.results["notes"]:
-            for p in note["places"] if isinstance(note.get("places"), list) else []:
+            places = note.get("places")
+            for p in places if isinstance(places, list) else []:
+                if not isinstance(p, dict) or not isinstance(p.get("name"), str):
+                    continue
                 self.position[p["name"]] = p.get("position_label") or p.get("position")
                 self.places += [p["name"]] if p["name"] not in self.places else []
 

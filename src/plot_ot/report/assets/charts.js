@@ -241,11 +241,11 @@ charts.coupling = (figure) => {
     shown.forEach(([v, s], i) => {
       const menu = data.menus[s.menu];
       const g = grids[i], t = grid(menu, hover(v, s, s.before, "mass"));
-      const line = [{ title: v, note: `before calibration · ${s.setting}`, z: g.z, text: t.z, x: g.x, y: g.y, xtitle: g.x ? "" : s.title }];
+      const line = [{ title: v, note: `before calibration · ${s.setting}`, z: g.z, text: t.z, x: g.x, y: g.y, xtitle: s.title }];
       list.push(line);
       if (calibrated) {
         const after = grid(menu, s.after ?? s.before.map(() => 0)), said = grid(menu, hover(v, s, s.after ?? s.before.map(() => 0), "weight"));
-        line.push({ title: v, note: "after calibration", z: after.z, text: said.z, x: after.x, y: after.y, xtitle: after.x ? "" : s.title });
+        line.push({ title: v, note: "after calibration", z: after.z, text: said.z, x: after.x, y: after.y, xtitle: s.title });
       }
     });
   }

@@ -13,7 +13,7 @@ async function unpack(id) {
 function sayWhy(problem) {
   for (const plot of document.querySelectorAll("figure[data-chart] .plot")) {
     plot.classList.add("empty");
-    plot.textContent = `This needs a browser from 2023 or newer (${problem.message}). The tables hold the same numbers.`;
+    plot.textContent = `The charts could not be drawn (${problem.message}); browsers from before 2023 cannot draw them. The tables hold the same numbers.`;
   }
   document.documentElement.dataset.ready = "without charts";
 }

@@ -68,7 +68,7 @@ function drawZoom() {
     const step = across / level.items.length;
     const named = !upright && step >= 13; // room for a name before and a value after every bar
     const names = shortNames(level.items.map((i) => i[0]));
-    const before = named ? Math.min(0.45 * along, 14 + 7.4 * Math.max(...names.map((x) => x.length))) : 0, after = named ? 46 : 0;
+    const before = named ? Math.min(0.5 * along, 14 + 7.4 * Math.max(...names.map((x) => x.length))) : 0, after = named ? 46 : 0;
     const space = step > 8 ? 2 : step > 3 ? 0.6 : 0;
     const stage = shape("g", { class: `stage${zoom.open === k ? " open" : ""}`, tabindex: "0", role: "button", "data-stage": k, "aria-expanded": String(zoom.open === k), "aria-label": stageLabel(level, k, n) });
     stage.append(rect(m - 5, c0 - 5, along + 10, across + 10, { class: "frame", rx: 8 }));
@@ -116,7 +116,7 @@ function text(x, y, said, kind = "", anchor = "start") {
   return made;
 }
 
-const stageName = (level, k) => `${String.fromCharCode(65 + k)} · ${level.title}`;
+const stageName = (level, k) => `${k + 1} · ${level.title}`;
 
 function stageLabel(level, k, n) {
   const top = level.items.filter((i) => i[4]).map((i) => i[0]);
@@ -177,7 +177,7 @@ function openStage(k) {
   const panel = document.getElementById("zoom-detail");
   panel.hidden = false;
   const level = at("zoom")[zoom.variable].levels[k];
-  panel.querySelector("h3").textContent = `Inside stage ${stageName(level, k)}`;
+  panel.querySelector("h3").textContent = `Inside ${stageName(level, k)}`;
   draw(panel.querySelector("figure"));
 }
 
