@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from plot_ot.cli.common import Bits, First, Sampler, Size, SplitName, Strengths, Width, console
 from plot_ot.errors import unknown
-from plot_ot.plan import footprint, plan
+from plot_ot.plan import footprint, hollow, plan
 from plot_ot.report import tables
-from plot_ot.subjects import record
-from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, Task
+from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice, Task
+
+Model = Annotated[str | None, typer.Option(help="Language model, as in `plot-ot run mcqa`.")]
+Adapter = Annotated[str | None, typer.Option(help="Its adapter.")]
 
 
 def list_all() -> None:
@@ -22,7 +25,7 @@ def list_all() -> None:
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")
         table.add_column("what it does", overflow="fold")
-        for m in task.methods().values():
+        for m in task.catalogue().values():
             table.add_row(m.name, m.kind, m.summary)
         console.print(table)
 
@@ -35,12 +38,16 @@ def explain(
     width: Width = 8,
     bits: Bits = 4,
     split: SplitName = "round-robin",
+    model: Model = None,
+    adapter: Adapter = None,
     seed: First = 0,
 ) -> None:
     """What a run would compute: sites, variants, forwards and memory, before spending the time."""
-    tasks = {
+    tasks: dict[str, Callable[[], Task]] = {
         "heq": lambda: HierarchicalEquality(sampler, strengths, size),
         "addition": lambda: BinaryAddition(width, bits, split=split),
+        "mcqa": lambda: MultipleChoice(model or "tiny", adapter),
+        "ioi": lambda: IndirectObject(model or "smollm2", adapter),
     }
     if task not in tasks:
         unknown("task", task, tasks)
@@ -53,7 +60,12 @@ def explain(
         f"Recording: {cost.forwards:,} forwards (every distinct input once), {cost.bytes / 1e6:.1f} MB kept; "
         f"largest resumed batch {cost.batch_bytes / 1e6:.1f} MB."
     )
-    [recording] = record(outline.subject, outline.splits.fit)
+    if cost.prefix_bytes:
+        console.print(
+            f"Keys and values of the base prompts: {cost.prefix_bytes / 1e6:.1f} MB, the largest part; what does not "
+            f"fit into --memory goes to a temporary file."
+        )
+    recording = hollow(outline.subject, outline.splits.fit)
     table = tables.plain_table("Per seed")
     for column in ("method", "sites", "calibration variants", "rotations", "responses (at most)"):
         table.add_column(column, justify="left" if column == "method" else "right")

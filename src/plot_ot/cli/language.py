@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,11 @@ from plot_ot.report import tables
 from plot_ot.tasks import IndirectObject, MultipleChoice
 from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes
+from plot_ot.tasks.tiny import TINY
 
+Questions = Annotated[
+    str | None, typer.Option(help="Questions in the public copycolors_mcqa format (.json, .jsonl, .parquet).")
+]
 Model = Annotated[
     str, typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file ('tiny' ships with us).")
 ]
@@ -36,8 +42,10 @@ Memory = Annotated[float, typer.Option(help="GB for recordings and resumed batch
 
 def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
     """`plot-ot run TASK` for a study of a language model, `usual` being its default model."""
+    reads_files = any(f.name == "questions" for f in fields(task))
 
     def run(
+        questions: Questions = None,
         model: Model = usual,
         adapter: Adapter = None,
         phi: Phi = "stack",
@@ -61,6 +69,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         detail: Detail = False,
         quiet: Quiet = False,
     ) -> None:
+        more = {"questions": questions} if reads_files else {}
         configured = task(
             model,
             adapter,
@@ -75,9 +84,14 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             revision,
             Sizes(fit, pairs, pairs, pairs),
             int(memory * 1e9),
+            **more,
         )
         finish(configured, methods, seeds, first_seed, out, threads, False, figures, quiet, detail)
 
+    if not reads_files:
+        shown = inspect.signature(run, eval_str=True)
+        kept = [p for name, p in shown.parameters.items() if name != "questions"]
+        run.__signature__ = shown.replace(parameters=kept)  # type: ignore[attr-defined]
     return run
 
 
@@ -89,6 +103,12 @@ app.command("ioi", help="Indirect object identification: two variables that nobo
 )
 
 
+TINY_WORDS = {
+    "planted": "Gemma-2 shape, 6 blocks of width 64; pointer planted at block 2, letter from block 3 ('tiny' is the first)",
+    "plain": "the same without plants: a negative control for the pointer",
+}
+
+
 def models(
     get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
 ) -> None:
@@ -98,6 +118,8 @@ def models(
     table = tables.plain_table("Models")
     for column in ("name", "state", "what it is", "adapters", "where"):
         table.add_column(column, overflow="fold")
+    for name, condition in TINY.items():
+        table.add_row(name, "ready", TINY_WORDS[condition], "", "in this package")
     for m in available():
         table.add_row(m.name, m.state, m.summary, ", ".join(m.adapters), m.where)
     console.print(table)

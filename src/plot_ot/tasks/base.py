@@ -46,6 +46,10 @@ class Task(ABC):
     def methods(self) -> dict[str, Method]:
         """The methods by name, in the order of the table."""
 
+    def catalogue(self) -> dict[str, Method]:
+        """The same methods for a list of them, without loading anything."""
+        return self.methods()
+
     @abstractmethod
     def random_method(self, draw: int) -> Method:
         """The search of the transport methods with a random ranking in place of a coupling."""

@@ -140,8 +140,19 @@ class LanguageTask(Task):
     def subject(self) -> DecoderSubject:
         """The model with this task's prompts and answers."""
         lm = self.language_model
-        encode = self.data.encoder(lm.tokenizer, bos=lm.bos)
-        return DecoderSubject(lm.model, encode, self.data.answer_tokens(lm.tokenizer), memory=self.memory)
+        return DecoderSubject(lm.model, self.encoder(), self.data.answer_tokens(lm.tokenizer), memory=self.memory)
+
+    def encoder(self) -> Encode:
+        """Rows to tokens."""
+        return self.data.encoder(self.language_model.tokenizer, bos=self.language_model.bos)
+
+    def render(self, rows: Tensor) -> list[str]:
+        """Rows to prompts."""
+        return self.data.render(rows)
+
+    def draw(self, seed: int, right: Filter) -> TextBanks:
+        """The banks of a seed, of prompts that pass a filter."""
+        return self.data.draw_splits(seed, right, self.sizes)
 
     @property
     def look(self) -> Readout:
@@ -160,7 +171,7 @@ class LanguageTask(Task):
         return self.data.causal_model()
 
     def prepare(self, seed: int, cache: Path) -> Prepared:
-        banks = self.data.draw_splits(seed, self.answers_correctly, self.sizes)
+        banks = self.draw(seed, self.answers_correctly)
         return Prepared(
             self.name,
             self.language_model.name,
@@ -171,11 +182,11 @@ class LanguageTask(Task):
             CALIBRATIONS[self.calibration],
             {"pass_rates": banks.pass_rates},
             banks.transfer,
-            Spoken(self.data.render, self.data.ANSWERS, self.subject.watching(rest=True)),
+            Spoken(self.render, self.data.ANSWERS, self.subject.watching(rest=True)),
         )
 
     def outline(self, seed: int) -> Outline:
-        banks = self.data.draw_splits(seed, lambda rows: torch.ones(len(rows), dtype=torch.bool), self.sizes)
+        banks = self.draw(seed, lambda rows: torch.ones(len(rows), dtype=torch.bool))
         return Outline(self.subject, banks.splits, outputs=len(self.data.ANSWERS))
 
     # -- the methods -------------------------------------------------------------------------------------
@@ -186,8 +197,13 @@ class LanguageTask(Task):
         return Search((1, 2, 4), self.strengths)
 
     def methods(self) -> dict[str, Method]:
-        decoder = self.subject.decoder
-        width, depth, spec = decoder.width, len(decoder.blocks), PHI[self.phi][1]
+        return self._methods(self.subject.decoder.width, len(self.subject.decoder.blocks))
+
+    def catalogue(self) -> dict[str, Method]:
+        return self._methods(PAPER_WIDTH, PAPER_DEPTH)
+
+    def _methods(self, width: int, depth: int) -> dict[str, Method]:
+        spec = PHI[self.phi][1]
         shortlist = max(1, round(6 * depth / PAPER_DEPTH))
 
         def stage_a(transport: Transport = STAGE_A) -> tuple[Any, ...]:
@@ -285,7 +301,7 @@ class LanguageTask(Task):
                 ),
                 kind="baseline",
             ),
-            replace(self.random_method(0), name="random"),
+            replace(random_sites(0, self.search, finest), name="random"),
         ]
         return {m.name: m for m in methods}
 
