@@ -1,12 +1,17 @@
 """The command line as a user meets it: tables, run directories, one-line errors, interruptions."""
 
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from plot_ot import cli
+from plot_ot.cli.progress import Pace, Watch, announced, spoken
+from plot_ot.methods import Method
+from plot_ot.stages.localize import Localize
 from plot_ot.study import Study
 from plot_ot.tasks import HierarchicalEquality, SeedFailed
 
@@ -59,7 +64,14 @@ def test_a_run_prints_its_tables_and_writes_its_directory(monkeypatch, tmp_path,
     assert len(list((out / "handles" / "seed-1003").glob("*.safetensors"))) == 4
     assert list((out / "figures").glob("*.png"))
     manifest = json.loads((out / "manifest.json").read_text())
-    assert {"config", "versions", "machine", "started"} <= set(manifest)
+    assert {"config", "versions", "machine", "started", "finished"} <= set(manifest)
+    [command] = manifest["commands"]
+    assert command.startswith("plot-ot run heq --seeds 1")
+    assert "--methods plot-joint,full-vector" in command
+    page = (out / "report.html").read_text()
+    assert "Where do z_WX and z_YZ live?" in page
+    assert command in page
+    assert f"Report: {out / 'report.html'}" in printed
     assert call(monkeypatch, "show", str(out), "--detail") == 0
     detailed = capsys.readouterr().out
     for words in ("Chosen on calibration", "Handles on other variables' labels", "by cell: 00 1.0000", "fit/test 0"):
@@ -106,6 +118,11 @@ def test_a_failed_seed_is_listed_and_never_replaced(monkeypatch, tmp_path, capsy
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["report", "/nowhere/at/all"], "There is no run directory"),
+        (["figures", str(DATA)], "not a plot-ot run directory"),
+        (["table", str(DATA)], "not a plot-ot run directory"),
+        (["table", str(DATA), "--format", "word"], "Unknown table format 'word'"),
+        (["view", "/nowhere/at/all"], "There is no folder"),
         (["run", "heq", "--methods", "plott"], "Unknown method 'plott'. Did you mean 'plot'?"),
         (["run", "heq", "--sampler", "even"], "Unknown sampler 'even'"),
         (["explain", "hqe"], "Unknown task 'hqe'. Did you mean 'heq'?"),
@@ -123,6 +140,29 @@ def test_mistakes_are_one_line_and_leave_nothing(monkeypatch, tmp_path, capsys, 
     assert said in err
     assert "\n" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_becomes_pages_figures_and_tables(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        assert heq(monkeypatch, tmp_path / name, "--methods", "full-vector", "--no-figures", "--quiet") == 0
+    assert capsys.readouterr().out == ""
+    (tmp_path / "a" / "report.html").unlink()
+    assert call(monkeypatch, "report", "a") == 0
+    assert call(monkeypatch, "report", "a", "b") == 0
+    assert "2 runs compared" in (tmp_path / "comparison.html").read_text()
+    assert (tmp_path / "a" / "report.html").exists()
+    assert call(monkeypatch, "figures", "a", "--format", "svg,pdf,png", "--out", "drawn") == 0
+    drawn = {p.name for p in (tmp_path / "drawn").iterdir()}
+    assert {"accuracy.svg", "accuracy.pdf", "accuracy.png", "causal.svg", "runtime.pdf"} <= drawn
+    assert b"/FontFile2" in (tmp_path / "drawn" / "accuracy.pdf").read_bytes()  # the font is in the file
+    assert b"<text" not in (tmp_path / "drawn" / "accuracy.svg").read_bytes()  # letters are outlines
+    assert call(monkeypatch, "figures", "a", "--format", "gif") == 2
+    assert "Unknown figure format 'gif'" in capsys.readouterr().err
+    assert call(monkeypatch, "table", "a", "--format", "markdown") == 0
+    assert "| z_WX sensitivity |" in capsys.readouterr().out
+    assert call(monkeypatch, "table", "a", "--format", "csv", "--out", "a.csv") == 0
+    assert (tmp_path / "a.csv").read_text().startswith("Metric,full-vector\n")
 
 
 def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
@@ -164,3 +204,42 @@ def test_impossible_adders_are_refused(monkeypatch, tmp_path, capsys, words, sai
     assert call(monkeypatch, "run", "addition", *words) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# -- progress -------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_the_stage_and_the_time_left():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    stage = Localize()
+    method = Method("plot", "", (stage, lambda problem, state: "found"))
+    with Watch(console, [(1, "plot"), (1, "das"), (2, "plot"), (2, "das")], quiet=False) as watch:
+        watch.pace.took("plot", 10.0)
+        watch.pace.took("das", 100.0)
+        watch.skip(1, ["das"])
+        with watch.at(1, "plot") as say:
+            assert announced(method, say).stages[1](None, None) == "found"
+            watch.bar.refresh()
+    shown = console.file.getvalue()
+    assert "seed 1: plot, stage 2 of 2 (function)" in shown
+    assert "about 2.0 min left" in shown
+    assert watch.waiting == [(2, "plot"), (2, "das")]
+
+
+@pytest.mark.parametrize(("terminal", "quiet"), [(True, True), (False, False)], ids=["quiet", "no terminal"])
+def test_progress_is_silent_when_asked_to_and_off_a_terminal(terminal, quiet):
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    with Watch(console, [(1, "plot")], quiet) as watch, watch.at(1, "plot") as say:
+        say("stage 1 of 1 (couplings)")
+    assert console.file.getvalue().strip() == ""
+
+
+def test_units_are_expected_to_take_as_long_as_their_namesakes():
+    pace = Pace()
+    assert pace.left(["plot"]) is None
+    pace.took("plot", 2.0)
+    pace.took("plot", 4.0)
+    pace.took("das", 60.0)
+    assert pace.left(["plot", "das"]) == 63.0
+    assert pace.left(["unheard of"]) == 22.0
+    assert [spoken(s) for s in (0.2, 59, 200, 1500, 9000)] == ["1 s", "59 s", "3.3 min", "25 min", "2.5 h"]
