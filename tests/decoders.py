@@ -69,7 +69,8 @@ FAMILIES = (
 def network(family: str, seed: int = 1000) -> nn.Module:
     """A random model whose attention is not nearly uniform and whose edits matter."""
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(configuration(family)).eval()
+    attention = {"attn_implementation": "eager"} if family == "gemma2" else {}  # the only one that caps
+    model = transformers.AutoModelForCausalLM.from_config(configuration(family), **attention).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(0, 0.3) if p.ndim > 1 else p.add_(0.1 * torch.randn(p.shape))

@@ -218,6 +218,12 @@ def test_models_of_another_shape_are_refused() -> None:
         assert_refused(lambda m=model: DecoderSubject(m, encode, ANSWERS), [*words, "usual decoder shape"])
 
 
+def test_attention_that_leaves_the_cap_out_is_refused() -> None:
+    model = network("gemma2")
+    model.config._attn_implementation = "sdpa"
+    assert_refused(lambda: DecoderSubject(model, encode, ANSWERS), ["Gemma2ForCausalLM", "caps", "'eager'"])
+
+
 def test_a_model_whose_attention_cannot_be_resumed_is_refused_while_recording() -> None:
     gptj = transformers.GPTJForCausalLM(
         transformers.GPTJConfig(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4)

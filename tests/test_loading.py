@@ -114,11 +114,12 @@ def write_gguf(gguf: Any, model: nn.Module, path: Path) -> Path:
     writer.add_head_count(c.num_attention_heads)
     writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(c.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["<s>", "</s>", *(chr(ord("A") + k) for k in range(26)), "AB", *(f"_{k}" for k in range(32))])
-    writer.add_token_merges(["A B"])
+    letters = [chr(ord("A") + k) for k in range(26)]
+    writer.add_token_list(["<s>", "</s>", *letters, "AB", "CD", *(f"_{k}" for k in range(31))])
+    writer.add_token_merges(["A B", "C D"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

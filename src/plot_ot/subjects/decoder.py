@@ -143,7 +143,8 @@ class DecoderSubject(Subject):
         store = _ours(store)
         if self.reading not in store.readings:
             with torch.no_grad(), self._held():
-                store.readings[self.reading] = torch.cat([self._read(h) for h in store.final.split(1 << 10)])
+                some = min(1 << 10, self.responses_per_batch)
+                store.readings[self.reading] = torch.cat([self._read(h) for h in store.final.split(some)])
         return store.readings[self.reading]
 
     def record(self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None) -> DecoderStore:
@@ -154,7 +155,9 @@ class DecoderSubject(Subject):
         back = counted_back(self.positions, inputs, lengths)
         tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
         entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
-        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), self.memory // 2, tail, entries)
+        vectors = 4 * len(ids) * (self.decoder.width + sum(p.width for p in self.places))
+        room = self.memory - self.memory // 4 - vectors  # a quarter is for what is resumed
+        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), room, tail, entries)
         kept = {name: torch.empty(len(ids), spot.place.width, device=device) for name, spot in self._spots.items()}
         final = torch.empty(len(ids), self.decoder.width, device=device)
         top = torch.empty(len(ids), dtype=torch.long, device=device)
@@ -211,7 +214,10 @@ class DecoderSubject(Subject):
             # a graph that would not fit is thrown away and computed again on the way back
             heavy = activation.requires_grad and graph > self.memory // 2
             given = [(activation[v, some.to(activation.device)], v) for v in slices]
-            across = [checkpoint(run, a, v, use_reentrant=False) if heavy else run(a, v) for a, v in given]
+            across = [
+                checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) if heavy else run(a, v)
+                for a, v in given
+            ]
             done.append(torch.cat(across))
             order.append(some)
         outputs, order_of = torch.cat(done, dim=1), torch.cat(order)
@@ -263,7 +269,7 @@ class DecoderSubject(Subject):
     def _graph_bytes(self, entry: int) -> int:
         """About what a token's way from a block on keeps for the backward pass."""
         blocks = self.decoder.blocks[entry:]
-        return 8 * sum(sum(p.shape) for block in blocks for p in block.parameters() if p.ndim == 2)
+        return 5 * sum(sum(p.shape) for block in blocks for p in block.parameters() if p.ndim == 2)
 
     def _read(self, h: Float[Tensor, "rows d"]) -> Float[Tensor, "rows c"]:
         """The outputs from the last token's residual after the last block."""

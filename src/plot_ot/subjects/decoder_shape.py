@@ -77,6 +77,8 @@ class Decoder:
         if "position_ids" not in inspect.signature(trunk.forward).parameters:
             raise _strange(name, "it takes no position_ids, so left-padded prompts would shift")
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if getattr(text, "attn_logit_softcapping", None) and text._attn_implementation == "sdpa":
+            raise PlotError(f"{name} caps its attention, which 'sdpa' leaves out: load it with 'eager' attention.")
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
         scale = float(getattr(text, "logit_scale", 1.0) or 1.0) / float(getattr(text, "logits_scaling", 1.0) or 1.0)
         parts = {
@@ -137,13 +139,21 @@ class Decoder:
     def largest(self, h: Float[Tensor, "rows d"], without: Int[Tensor, " k"]) -> Float[Tensor, "rows 1"]:
         """The largest logit of all tokens but some, without ever holding the whole vocabulary."""
         x = self.normed(h)
-        best = []
-        for at in range(0, self.vocabulary, VOCABULARY_AT_ONCE):
-            piece = slice(at, min(at + VOCABULARY_AT_ONCE, self.vocabulary))
-            inside = without[(without >= piece.start) & (without < piece.stop)] - at
-            logits = self._unembed(x, piece)
-            best.append(logits.index_fill(1, inside, -torch.inf).amax(dim=1) if len(inside) else logits.amax(dim=1))
-        return torch.stack(best, dim=1).amax(dim=1, keepdim=True)
+        with torch.no_grad():
+            logit, token = x.new_full((len(x),), -torch.inf, dtype=torch.float32), torch.zeros_like(x[:, 0]).long()
+            for at in range(0, self.vocabulary, VOCABULARY_AT_ONCE):
+                piece = slice(at, min(at + VOCABULARY_AT_ONCE, self.vocabulary))
+                inside = without[(without >= piece.start) & (without < piece.stop)] - at
+                best, index = self._unembed(x, piece).index_fill_(1, inside, -torch.inf).max(dim=1)
+                token = torch.where(best > logit, index + at, token)
+                logit = torch.maximum(best, logit)
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return logit.unsqueeze(1)
+        if type(self.head) is not nn.Linear:
+            return self._unembed(x, None).gather(1, token.unsqueeze(1))
+        weight, bias = self.head.weight, self.head.bias
+        raw = (x * weight[token]).sum(dim=1, keepdim=True)  # the way back is that of the largest alone
+        return self._capped(raw if bias is None else raw + bias[token, None])
 
     def _unembed(self, x: Tensor, tokens: Tensor | slice | None) -> Tensor:
         if tokens is None:
@@ -153,6 +163,9 @@ class Decoder:
             raw = F.linear(x, weight[tokens], None if bias is None else bias[tokens])
         else:  # an adapted or quantised unembedding has no plain rows to pick
             raw = self.head(x)[:, tokens]
+        return self._capped(raw)
+
+    def _capped(self, raw: Tensor) -> Tensor:
         raw = raw.float() * self.scale if self.scale != 1.0 else raw.float()
         return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
 

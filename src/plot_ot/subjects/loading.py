@@ -58,6 +58,8 @@ def load_model(
             options["use_safetensors"] = True
         if device_map is not None:
             options["device_map"] = device_map
+        if attn_implementation is None and getattr(config, "attn_logit_softcapping", None):
+            attn_implementation = "eager"  # the others leave the cap out, or refuse it
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
         model = _guarded(library.AutoModelForCausalLM.from_pretrained, "weights", source, **where, **options)
