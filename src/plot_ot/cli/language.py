@@ -104,7 +104,7 @@ app.command("ioi", help="Indirect object identification: two variables that nobo
 
 
 TINY_WORDS = {
-    "planted": "Gemma-2 shape, 6 blocks of width 64; pointer planted at block 2, letter from block 3 ('tiny' is the first)",
+    "planted": "Gemma-2 shape, 6 blocks of width 64; pointer planted at block 2, letter from block 3",
     "plain": "the same without plants: a negative control for the pointer",
 }
 

@@ -181,7 +181,12 @@ def bank_lines(results: Json) -> list[str]:
     """What the banks are made of: pass rates, shared inputs, and pairs that tell a handle from copying the source."""
     lines = []
     rates = [n["pass_rates"] for n in results["notes"] if n.get("pass_rates")]
-    if rates:
+    if rates and all(isinstance(cell, dict) for r in rates for cell in r.values()):  # text tasks: split -> family
+        for split in rates[0]:
+            found = {f: [r[split][f] for r in rates if f in r.get(split, {})] for f in rates[0][split]}
+            shown = ", ".join(f"{family} {mean_sd(rate)}" for family, rate in found.items())
+            lines.append(f"Pairs with both prompts answered correctly, {split}: {shown}.")
+    elif rates:
         cells = {cell: [r[cell] for r in rates if r.get(cell) is not None] for cell in rates[0]}
         shown = ", ".join(f"{cell} {mean_sd(found, 4)}" for cell, found in cells.items())
         lines.append(f"Inputs the network answers correctly, by cell: {shown}; only these are paired.")
