@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import plot_ot.edits as edits_module
 import plot_ot.subjects.gru as gru
 from nets import orthonormal, rand
+from plot_ot.banks import row_codes
 from plot_ot.edits import Distinct, EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
@@ -346,6 +346,6 @@ def test_a_hash_that_collides_is_noticed(monkeypatch):
     rows = rand(0, 20, 4)
     rows = torch.cat([rows, rows.flip(1), rows])
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(4, dtype=torch.long))  # a row and its reverse
-    found = edits_module._row_classes(rows)
+    found = row_codes(rows)
     assert len(found.unique()) == 40
     assert torch.equal(found[:20], found[40:])

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from plot_ot.banks import first_of_each
+from plot_ot.banks import first_of_each, row_codes
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
 from plot_ot.subjects.base import Rewrite
@@ -201,7 +201,7 @@ class Distinct:
         """The classes under edits at these places."""
         code = recording.base_rows
         for place in places:
-            state = _row_classes(recording.store.activations[place.name])[recording.source_rows]
+            state = row_codes(recording.store.activations[place.name])[recording.source_rows]
             code = torch.unique(code * (int(state.max()) + 1) + state, return_inverse=True)[1]
         if int(code.max()) + 1 == len(recording):
             return cls(recording, None)
@@ -236,20 +236,6 @@ class Distinct:
 
 def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Float[Tensor, "variants classes ..."]) -> Tensor:
     return outputs.index_select(1, of_pair)
-
-
-def _row_classes(rows: Float[Tensor, "rows d"]) -> Int[Tensor, " rows"]:
-    """A number per row that is equal for bit-identical rows."""
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    bits = rows.contiguous().view(words).long()
-    factors = torch.randint(1 << 62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
-    classes = torch.unique((bits * factors.to(bits.device)).sum(dim=1), return_inverse=True)[1]
-    # a hash may collide: every row must equal the last one of its class
-    last = torch.zeros(int(classes.max()) + 1, dtype=torch.long, device=bits.device)
-    last[classes] = torch.arange(len(bits), device=bits.device)
-    if bool((bits[last[classes]] == bits).all()):
-        return classes
-    return torch.unique(bits, dim=0, return_inverse=True)[1]
 
 
 def resume_edited(

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from plot_ot.banks import Bank
+from plot_ot.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
 
 Rewrite = Callable[[Float[Tensor, "variants pairs d"]], Float[Tensor, "variants pairs d"]]
@@ -180,7 +181,7 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
     for base, source in pairs:
         if len(base) != len(source) or not len(base):
             raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
-    distinct, rows = torch.unique(torch.cat([x for pair in pairs for x in pair]), dim=0, return_inverse=True)
+    distinct, rows = _distinct(torch.cat([x for pair in pairs for x in pair]))
     is_base = torch.cat([torch.arange(2 * len(base)) < len(base) for base, _ in pairs])
     in_order = list(dict.fromkeys(rows.cpu()[is_base].tolist()))  # each once, where it is first used
     store = subject.record(distinct, torch.tensor(in_order))
@@ -192,6 +193,15 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
         recordings.append(Recording(subject, store, rows[at:middle], rows[middle:end]))
         at = end
     return recordings
+
+
+def _distinct(rows: Tensor) -> tuple[Tensor, Int[Tensor, " rows"]]:
+    """The distinct rows in rising order, and where each row stands among them."""
+    code = row_codes(rows)
+    found = rows[first_of_each(code)]
+    order = torch.from_numpy(np.lexsort(found.flatten(1).T.flip(0).cpu().numpy()))
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    return found[order.to(rows.device)], rank.to(rows.device)[code]
 
 
 def _refuse_non_finite(store: Store) -> None:
