@@ -28,6 +28,10 @@ IOI_FOUND = {"name_position": (20, 21, 22), "name_token": range(23, 30)}
 """Not planted: what final-token patching shows (FACTS)."""
 
 
+REDUCED = "--fit 120 --pairs 60 --das-every 3 --das-sizes 4 --das-epochs 12".split()
+"""What two CPU cores have time for on SmolLM2: 120 fit pairs, DAS at every third block, 4 of 11 sizes, 12 epochs."""
+
+
 def layer_of(site: str) -> int:
     """block_output.12 -> 12."""
     return int(site.rsplit(".", 1)[1])
@@ -168,13 +172,13 @@ def main() -> None:
         known = {n: c == "planted" for n, c in TINY.items()}
         page, title = args.results / "mcqa_tiny.md", "Multiple-choice questions on embedded nets: results"
     elif args.what == "smollm2":
-        reduced = ["--das-every", "4", "--das-sizes", "3", *some]
+        reduced = [*REDUCED, *some]
         adapters = shipped_adapters("smollm2")
         models = {name: ["--model", "smollm2", "--adapter", name, *reduced] for name in adapters}
         planted, known = SMOL_PLANTED, {name: name.startswith("planted") for name in adapters}
         page, title = args.results / "mcqa_smollm2.md", "Multiple-choice questions on SmolLM2: results"
     else:
-        models = {"smollm2": ["--das-every", "4", "--das-sizes", "3", *some]}
+        models = {"smollm2": [*REDUCED, *some]}
         planted, known = IOI_FOUND, {"smollm2": True}
         page, title = args.results / "ioi.md", "Indirect object identification on SmolLM2: results"
     runs = study(models, "ioi" if args.what == "ioi" else "mcqa", args)

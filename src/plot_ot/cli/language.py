@@ -32,6 +32,7 @@ Grid = Annotated[str, typer.Option(help="(ε, β): each variable's 'own', or one
 HintRule = Annotated[str, typer.Option("--hint", help="DAS sizes around a handle's: 'paper' or 'practice'.")]
 DasEvery = Annotated[int, typer.Option(min=1, help="Full DAS at every n-th block only.")]
 DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
+DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
 Fit = Annotated[int, typer.Option(help="Fit pairs.")]
 Pairs = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: the model's own).")]
@@ -54,6 +55,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         hint: HintRule = "paper",
         das_every: DasEvery = 1,
         das_sizes: DasSizes = 11,
+        das_epochs: DasEpochs = 40,
         fit: Fit = 200,
         pairs: Pairs = 100,
         dtype: Dtype = None,
@@ -79,6 +81,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             hint,
             das_every,
             das_sizes,
+            das_epochs,
             dtype,
             device,
             revision,

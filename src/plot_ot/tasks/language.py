@@ -101,6 +101,8 @@ class LanguageTask(Task):
     """Full DAS trains at every n-th block, counted from the last."""
     das_sizes: int = len(SUBSPACES)
     """How many of the paper's subspace sizes DAS tries, evenly spread, the smallest and the whole block included."""
+    das_epochs: int = 40
+    """The most epochs that DAS trains; its steps shrink to nothing by then."""
     dtype: str | None = None
     device: str | None = None
     revision: str | None = None
@@ -119,10 +121,10 @@ class LanguageTask(Task):
                 unknown(what, name, known)
         if self.dtype is not None and self.dtype not in DTYPES:
             unknown("dtype", self.dtype, DTYPES)
-        if self.das_every < 1 or not 1 <= self.das_sizes <= len(SUBSPACES):
+        if self.das_every < 1 or self.das_epochs < 1 or not 1 <= self.das_sizes <= len(SUBSPACES):
             raise PlotError(
-                f"DAS needs every >= 1 and 1 to {len(SUBSPACES)} sizes; found every {self.das_every}, "
-                f"{self.das_sizes} sizes."
+                f"DAS needs every >= 1, epochs >= 1 and 1 to {len(SUBSPACES)} sizes; found every {self.das_every}, "
+                f"{self.das_epochs} epochs, {self.das_sizes} sizes."
             )
 
     def config(self) -> dict[str, object]:
@@ -212,7 +214,7 @@ class LanguageTask(Task):
         every = scaled(SUBSPACES, width)
         picked = [every[round(k * (len(every) - 1) / max(1, self.das_sizes - 1))] for k in range(self.das_sizes)]
         sizes = tuple(dict.fromkeys(min(k, width) for k in picked))
-        das = TrainDas(sizes, DasSpec(batch=64, most=40, patience=8, improvement=0.02))
+        das = TrainDas(sizes, DasSpec(batch=64, most=self.das_epochs, patience=8, improvement=0.02))
         hint = Hint.paper() if self.hint == "paper" else Hint.practice(scaled((32,), width)[0])
         native = (
             Localize(tuple(blocks(r) for r in scaled(RESOLUTIONS, width)), STAGE_B, spec, coupling="place"),
