@@ -28,7 +28,7 @@ IOI_FOUND = {"name_position": (20, 21, 22), "name_token": range(23, 30)}
 """Not planted: what final-token patching shows (FACTS)."""
 
 
-REDUCED = "--fit 120 --pairs 60 --das-every 3 --das-sizes 4 --das-epochs 12".split()
+REDUCED = ["--fit", "120", "--pairs", "60", "--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
 """What two CPU cores have time for on SmolLM2: 120 fit pairs, DAS at every third block, 4 of 11 sizes, 12 epochs."""
 
 
