@@ -85,6 +85,25 @@ def test_keys_and_values_beyond_the_budget_go_to_a_file_that_is_removed(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_running_out_of_memory_halves_the_work_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = recorded(network("llama"))
+    place = recording.subject.places[1]
+    arguments = (recording.store, recording.base_rows, place, variants(recording, place), {})
+    expected, sizes = recording.subject.resume(*arguments), []
+    whole = decoder.resumed_pass
+
+    def with_little_memory(*given: object) -> torch.Tensor:
+        sizes.append(given[3].shape[0] * given[3].shape[1])
+        if sizes[-1] > 3:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return whole(*given)
+
+    monkeypatch.setattr(decoder, "resumed_pass", with_little_memory)
+    assert relative(recording.subject.resume(*arguments), expected) < 1e-5
+    assert sizes[0] == 18
+    assert sizes[-1] <= 3
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 7])
 def test_responses_do_not_depend_on_how_work_is_cut(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = recorded(network("mistral"), positions=POSITIONS, rest=True)

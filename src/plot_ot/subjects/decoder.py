@@ -179,7 +179,7 @@ class DecoderSubject(Subject):
                 watched = {stage: keep(stage) for stage in stages}
                 h = whole_pass(self.decoder, tokens, mask, watched, cache.batch(rows, mask))
                 final[here] = h.to(device, torch.float32)
-                top[here] = self.decoder.logits(h).argmax(dim=1).to(device)
+                top[here] = self.decoder.largest(h)[1].to(device)
         cache.finish()
         store = DecoderStore(inputs, kept, final, top, lengths, back, final, cache)
         store = replace(store, outputs=self.outputs_of(store))
@@ -190,39 +190,15 @@ class DecoderSubject(Subject):
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
     ) -> Tensor:
-        found, index, opening = _ours(store), rows.cpu(), self._spots[start.name]
-        variants, pairs, _ = activation.shape
-        back = {name: found.back[self._spots[self.place(name).name].position][index] for name in (start.name, *later)}
-        tails = torch.stack(list(back.values())).amax(dim=0)
         at_once = RESUMED_AT_ONCE.get(self.device.type, 1 << 13) * (4 if later else 1)  # a rewrite costs once per part
-        graph = int(tails.sum()) * variants * self._graph_bytes(opening.enters)
-        done, order = [], []
-        for some, slices in in_parts(tails, variants, at_once):
-            view = found.cache.view(index[some], int(tails[some].max()))
-
-            def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
-                part = v, some.to(a.device)
-                edits = [SpotEdit(opening, back[start.name][some], lambda _: a)]
-                for name, rewrite in later.items():
-                    edits.append(
-                        SpotEdit(self._spots[name], back[name][some], for_some(rewrite, variants, pairs, part))
-                    )
-                with self._held():
-                    h = resumed_pass(self.decoder, view, opening, a, edits)
-                    return self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2]).transpose(0, 1).to(self.device)
-
-            # a graph that would not fit is thrown away and computed again on the way back
-            heavy = activation.requires_grad and graph > self.memory // 2
-            given = [(activation[v, some.to(activation.device)], v) for v in slices]
-            across = [
-                checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) if heavy else run(a, v)
-                for a, v in given
-            ]
-            done.append(torch.cat(across))
-            order.append(some)
-        outputs, order_of = torch.cat(done, dim=1), torch.cat(order)
-        in_order = bool((order_of[1:] > order_of[:-1]).all())
-        return outputs if in_order else outputs[:, torch.argsort(order_of).to(outputs.device)]
+        while True:
+            try:
+                return self._resume(_ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
+            except torch.cuda.OutOfMemoryError:
+                if at_once == 1:
+                    raise
+                at_once //= 2
+                torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
@@ -252,6 +228,47 @@ class DecoderSubject(Subject):
 
     # -- parts -------------------------------------------------------------------------------------------
 
+    def _resume(
+        self,
+        store: DecoderStore,
+        rows: Int[Tensor, " pairs"],
+        start: Spot,
+        activation: Float[Tensor, "variants pairs d"],
+        later: Mapping[str, Rewrite],
+        at_once: int,
+    ) -> Float[Tensor, "variants pairs c"]:
+        """Resume with at most so many tokens at a time."""
+        variants, pairs, _ = activation.shape
+        spots_of = {name: self._spots[self.place(name).name] for name in later}
+        back = {spot.position: store.back[spot.position][rows] for spot in (start, *spots_of.values())}
+        tails = torch.stack(list(back.values())).amax(dim=0)
+        graph = int(tails.sum()) * variants * self._graph_bytes(start.enters)
+        heavy = activation.requires_grad and graph > self.memory // 2
+        pairs_at_once = max(1, self.memory // 8 // store.cache.pair_bytes())
+        done, order = [], []
+        for some, slices in in_parts(tails, variants, at_once, pairs_at_once):
+            view = store.cache.view(rows[some], int(tails[some].max()))
+
+            def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
+                part = v, some.to(a.device)
+                edits = [SpotEdit(start, back[start.position][some], lambda _: a)]
+                for name, spot in spots_of.items():
+                    rewrite = for_some(later[name], variants, pairs, part)
+                    edits.append(SpotEdit(spot, back[spot.position][some], rewrite))
+                with self._held():
+                    h = resumed_pass(self.decoder, view, start, a, edits)
+                    return self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2]).transpose(0, 1).to(self.device)
+
+            given = [(activation[v, some.to(activation.device)], v) for v in slices]
+            if heavy:  # a graph that would not fit is thrown away and computed again on the way back
+                across = [checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) for a, v in given]
+            else:
+                across = [run(a, v) for a, v in given]
+            done.append(torch.cat(across))
+            order.append(some)
+        outputs, index = torch.cat(done, dim=1), torch.cat(order)
+        return outputs if torch.equal(index, torch.arange(pairs)) else outputs[:, index.argsort().to(outputs.device)]
+
     def _encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
         ids, mask = (t.cpu() for t in self.encode(inputs))
         if ids.ndim != 2 or ids.shape != mask.shape or len(ids) != len(inputs):
@@ -280,7 +297,7 @@ class DecoderSubject(Subject):
         logits = self.decoder.logits(h, tokens)
         columns = [g.amax(dim=1, keepdim=True) for g in logits.split([len(g) for g in self.answers], dim=1)]
         if self.reading == "rest":
-            columns.append(self.decoder.largest(h, without=tokens))
+            columns.append(self.decoder.largest(h, without=tokens)[0].unsqueeze(1))
         return torch.cat(columns, dim=1)
 
     @contextlib.contextmanager

@@ -104,8 +104,8 @@ class PrefixCache:
         """The tail's residual before those blocks (or after the last) at which a resumed pass may enter."""
         self.width = int(self.lengths.max()) if len(bases) else 0
         self._limit = limit
-        self._pages: _Pages | None = None
-        self._key_width: dict[int, int] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._pages: dict[int, _Pages] = {}
         self._visible: dict[int, Bool[Tensor, "slots tail tokens"]] = {}
         self._calls: dict[int, dict[str, Any]] = {}
         self._tokenwise: dict[tuple[Any, ...], Tensor] = {}
@@ -116,12 +116,12 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """Bytes of keys and values."""
-        return 0 if self._pages is None else self._pages.bytes
+        return sum(page.bytes for page in self._pages.values())
 
     @property
     def spilled(self) -> bool:
-        """Whether keys and values are in a file."""
-        return self._pages is not None and self._pages.file is not None
+        """Whether keys and values are in files."""
+        return self._folder is not None
 
     # -- recording ----------------------------------------------------------------------------------------
 
@@ -142,6 +142,10 @@ class PrefixCache:
                     kept[key] = same  # type: ignore[index]
 
     # -- resuming -----------------------------------------------------------------------------------------
+
+    def pair_bytes(self) -> int:
+        """Bytes that one pair's keys and values of one layer take while that layer runs."""
+        return max((page.bytes // len(self) for page in self._pages.values()), default=1)
 
     def view(self, rows: Int[Tensor, " pairs"], tail: int) -> PrefixView:
         """What some pairs' resumed tokens, the last `tail` of each prompt, need."""
@@ -170,12 +174,14 @@ class PrefixBatch:
             # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
             padding = ~self.real[self.inside, None, :-1, None].to(keys.device)
             keys, values = keys.masked_fill(padding, 0), values.masked_fill(padding, 0)
-        if cache._pages is None:
-            width = keys.shape[-1] + values.shape[-1]
-            shape = (cache.layers, len(cache), keys.shape[1], cache.width - 1, width)
-            cache._pages = _Pages(shape, keys, cache._limit)
-        cache._key_width[layer] = keys.shape[-1]
-        cache._pages.write(layer, self.slots, torch.cat([keys, values], dim=-1))
+        page = torch.cat([keys, values], dim=-1)
+        shape = torch.Size((len(cache), page.shape[1], cache.width - 1, page.shape[3]))
+        if not cache._pages and cache.layers * shape.numel() * page.element_size() > cache._limit:
+            cache._folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
+        if layer not in cache._pages:
+            folder = None if cache._folder is None else Path(cache._folder.name)
+            cache._pages[layer] = _Pages(shape, page, folder, keys.shape[-1])
+        cache._pages[layer].write(self.slots, page)
 
     def residual(self, entry: int, h: Float[Tensor, "batch tokens d"]) -> None:
         """Keep the tail's residual before a block, where it is wanted."""
@@ -258,7 +264,7 @@ class PrefixView:
 
     def device(self, layer: int) -> torch.device:
         """Where a layer works."""
-        return self.cache._visible[layer].device
+        return self.cache._pages[layer].device
 
     def call(self, layer: int, variants: int) -> dict[str, Any]:
         """What to call a block with besides the hidden states."""
@@ -280,77 +286,63 @@ class PrefixView:
         return self._made[id(kept), variants]
 
     def _prefix(self, layer: int) -> Prefix:
-        assert self.cache._pages is not None  # noqa: S101
-        page = self.cache._pages.read(layer, self.slots, self.columns)
-        keys, values = page.split([k := self.cache._key_width[layer], page.shape[-1] - k], dim=-1)
-        return Prefix(keys, values, self._hidden(layer, keys.dtype), self.tail)
+        keys, values = self.cache._pages[layer].read(self.slots, self.columns)
+        return Prefix(keys, values, self._hidden(layer, keys), self.tail)
 
-    def _hidden(self, layer: int, dtype: torch.dtype) -> Tensor | None:
+    def _hidden(self, layer: int, like: Tensor) -> Tensor | None:
         kept = self.cache._visible[layer]
         if id(kept) not in self._made:
-            columns = slice(self.columns.start, self.cache.width)
-            visible = kept[self.slots.to(kept.device), -self.tail :, columns]
-            visible.diagonal(offset=visible.shape[2] - self.tail, dim1=1, dim2=2).fill_(
-                True
-            )  # also where padding is run
-            hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
-            self._made[id(kept)] = None if bool(visible.all()) else hidden[:, None, None, None]
-        return self._made[id(kept)]
+            visible = kept[self.slots, -self.tail :, self.columns.start :]
+            # a short prompt's padding may be run along with longer tails: it sees itself, so that it stays a number
+            visible.diagonal(visible.shape[2] - self.tail, dim1=1, dim2=2).fill_(True)
+            hidden = torch.zeros(visible.shape, dtype=like.dtype, device=visible.device)
+            hidden = hidden.masked_fill(~visible, -torch.inf)[:, None, None, None]
+            self._made[id(kept)] = None if bool(visible.all()) else hidden
+        made = self._made[id(kept)]
+        return None if made is None else made.to(like.device)
 
 
 class _Pages:
-    """[layers, slots, groups, tokens, width] numbers, in memory up to a limit and in a file beyond it."""
+    """One layer's [slots, groups, tokens, width] numbers, in memory or, given a folder, in a file."""
 
-    def __init__(self, shape: tuple[int, ...], like: Tensor, limit: int) -> None:
-        self.shape, self.dtype = shape, like.dtype
-        self.file: Path | None = None
-        self._slot = torch.Size(shape[2:]).numel() * like.element_size()
-        self.bytes = shape[0] * shape[1] * self._slot
-        self._layers: dict[int, Tensor] = {}
-        if self.bytes > limit:
-            folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
-            self.file = Path(folder.name) / "pages"
-            self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600)
-            os.truncate(self._handle, self.bytes)
-            weakref.finalize(self, _close, self._handle, folder)
+    def __init__(self, shape: tuple[int, ...], like: Tensor, folder: Path | None, key_width: int) -> None:
+        self.shape, self.dtype, self.device, self.key_width = shape, like.dtype, like.device, key_width
+        self._slot = torch.Size(shape[1:]).numel() * like.element_size()
+        self.bytes = shape[0] * self._slot
+        self._kept = like.new_zeros(shape if folder is None else 0)
+        self._file: int | None = None
+        if folder is not None:
+            self._file, _ = tempfile.mkstemp(dir=folder)
+            os.truncate(self._file, self.bytes)
+            weakref.finalize(self, os.close, self._file)
 
-    def write(self, layer: int, slots: Tensor, page: Tensor) -> None:
+    def write(self, slots: Tensor, page: Tensor) -> None:
         """Keep a batch's pages; they end at the last column."""
-        start = self.shape[3] - page.shape[2]
-        if self.file is None:
-            if layer not in self._layers:
-                self._layers[layer] = page.new_zeros(self.shape[1:])
-            self._layers[layer][slots.to(page.device), :, start:] = page
+        start = self.shape[2] - page.shape[2]
+        if self._file is None:
+            self._kept[slots.to(page.device), :, start:] = page
             return
-        whole = page.new_zeros(len(page), *self.shape[2:])
+        whole = page.new_zeros(len(page), *self.shape[1:])
         whole[:, :, start:] = page
         for slot, row in zip(slots.tolist(), whole.cpu(), strict=True):
-            os.pwrite(self._handle, _raw(row), self._at(layer, slot))
-        self._device = page.device
+            os.pwrite(self._file, _raw(row), slot * self._slot)
 
-    def read(self, layer: int, slots: Tensor, columns: slice) -> Float[Tensor, "pairs groups tokens width"]:
-        """Some slots' pages; those in a row are not copied."""
-        if self.file is None:
-            kept = self._layers[layer][:, :, columns]
-            if torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
-                return kept[int(slots[0]) : int(slots[0]) + len(slots)]
-            return kept.index_select(0, slots.to(kept.device))
-        whole = torch.empty(len(slots), *self.shape[2:], dtype=self.dtype)
-        for row, slot in zip(whole, slots.tolist(), strict=True):
-            os.preadv(self._handle, [_raw(row)], self._at(layer, slot))
-        return whole[:, :, columns].to(self._device)
-
-    def _at(self, layer: int, slot: int) -> int:
-        return (layer * self.shape[1] + slot) * self._slot
+    def read(self, slots: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of some slots; those of slots in a row are not copied."""
+        if self._file is not None:
+            page = torch.empty(len(slots), *self.shape[1:], dtype=self.dtype)
+            for row, slot in zip(page, slots.tolist(), strict=True):
+                os.preadv(self._file, [_raw(row)], slot * self._slot)
+            page = page[:, :, columns].to(self.device)
+        elif torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
+            page = self._kept[int(slots[0]) : int(slots[0]) + len(slots), :, columns]
+        else:
+            page = self._kept[:, :, columns].index_select(0, slots.to(self.device))
+        return page[..., : self.key_width], page[..., self.key_width :]
 
 
 def _raw(row: Tensor) -> memoryview:
     return row.flatten().view(torch.uint8).numpy().data
-
-
-def _close(handle: int, folder: tempfile.TemporaryDirectory[str]) -> None:
-    os.close(handle)
-    folder.cleanup()
 
 
 def recording_cache(sink: Callable[[int, Tensor, Tensor], None]) -> Any:

@@ -116,13 +116,13 @@ def resumed_pass(
 
 
 def in_parts(
-    tails: Int[Tensor, " pairs"], variants: int, at_once: int
+    tails: Int[Tensor, " pairs"], variants: int, tokens: int, pairs: int
 ) -> Iterator[tuple[Int[Tensor, " some"], list[slice]]]:
-    """Cut the work: pairs with similar tails together, with all variants if that many tokens may run `at_once`."""
+    """Cut the work to so many tokens and pairs at a time: similar tails together, and all variants if they fit."""
     order, at = torch.argsort(tails, stable=True), 0
     while at < len(order):
-        branches = max(1, at_once // int(tails[order[at]]))
-        some = order[at : at + max(1, branches // variants)]
+        branches = max(1, tokens // int(tails[order[at]]))
+        some = order[at : at + min(max(1, branches // variants), pairs)]
         yield some, [slice(k, k + branches) for k in range(0, variants, branches)]
         at += len(some)
 

@@ -136,24 +136,29 @@ class Decoder:
             h = module(h)
         return h
 
-    def largest(self, h: Float[Tensor, "rows d"], without: Int[Tensor, " k"]) -> Float[Tensor, "rows 1"]:
-        """The largest logit of all tokens but some, without ever holding the whole vocabulary."""
+    def largest(
+        self, h: Float[Tensor, "rows d"], without: Int[Tensor, " k"] | None = None
+    ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
+        """The largest logit, and its token, of all tokens but some, without ever holding the whole vocabulary."""
         x = self.normed(h)
         with torch.no_grad():
             logit, token = x.new_full((len(x),), -torch.inf, dtype=torch.float32), torch.zeros_like(x[:, 0]).long()
             for at in range(0, self.vocabulary, VOCABULARY_AT_ONCE):
                 piece = slice(at, min(at + VOCABULARY_AT_ONCE, self.vocabulary))
-                inside = without[(without >= piece.start) & (without < piece.stop)] - at
-                best, index = self._unembed(x, piece).index_fill_(1, inside, -torch.inf).max(dim=1)
+                logits = self._unembed(x, piece)
+                if without is not None:
+                    inside = without[(without >= piece.start) & (without < piece.stop)] - at
+                    logits.index_fill_(1, inside.to(logits.device), -torch.inf)
+                best, index = logits.max(dim=1)
                 token = torch.where(best > logit, index + at, token)
                 logit = torch.maximum(best, logit)
         if not (torch.is_grad_enabled() and x.requires_grad):
-            return logit.unsqueeze(1)
+            return logit, token
         if type(self.head) is not nn.Linear:
-            return self._unembed(x, None).gather(1, token.unsqueeze(1))
+            return self._unembed(x, None).gather(1, token.unsqueeze(1)).squeeze(1), token
         weight, bias = self.head.weight, self.head.bias
-        raw = (x * weight[token]).sum(dim=1, keepdim=True)  # the way back is that of the largest alone
-        return self._capped(raw if bias is None else raw + bias[token, None])
+        raw = (x * weight[token]).sum(dim=1)  # the way back is that of the largest alone
+        return self._capped(raw if bias is None else raw + bias[token]), token
 
     def _unembed(self, x: Tensor, tokens: Tensor | slice | None) -> Tensor:
         if tokens is None:
