@@ -21,6 +21,7 @@ from plot_ot.runs import Json, read_json, write_atomically, write_json
 
 ADAPTER_FORMAT = "plot-ot adapter 1"
 RECORD = "planted.json"
+SPELLED_OUT = ("peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "bias")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", RECORD)
 
 
@@ -75,7 +76,9 @@ def save_adapter(adapted: Any, directory: Path, base: Mapping[str, str], record:
     `base` is {"name": ..., "weights": digest_weights(the base before the adapter)}.
     """
     config, weights = (directory / file for file in ADAPTER_FILES[:2])
-    described = adapted.peft_config["default"].to_dict()
+    chosen = adapted.peft_config["default"]
+    usual = type(chosen)().to_dict()  # what is left at its default would only trouble other versions of peft
+    described = {k: v for k, v in chosen.to_dict().items() if k in SPELLED_OUT or v != usual.get(k)}
     lists = {k: sorted(v) if isinstance(v, set) else v for k, v in described.items()}
     write_json(config, {**lists, "base_model_name_or_path": base["name"], "inference_mode": True})
     halves = {n: w.detach().cpu().half().contiguous() for n, w in _peft().get_peft_model_state_dict(adapted).items()}
