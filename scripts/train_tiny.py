@@ -252,7 +252,8 @@ SHORT = {"answerPosition_randomLetter": "aP+rL", "lineOrder": "lineOrder"}
 
 def write_table() -> None:
     """The ground truths of all nets, for people."""
-    lines = [(__doc__ or "").strip(), "", (tiny.__doc__ or "").strip(), "", TABLE_HEAD]
+    lines = ["# The tiny nets", "", (tiny.__doc__ or "").strip(), "", "## Training", "", (__doc__ or "").strip(), ""]
+    lines.append(TABLE_HEAD)
     for name in tiny.TINY:
         found = tiny.describe_tiny(name)
         truth, where = found["truth"], found["planted"]

@@ -6,7 +6,9 @@ Gemma-2 architecture, 6 blocks of width 64, a vocabulary of words, trained by `s
   others a *register*, the symbols of the first two lines. Block 3 makes answer_token of them: from the register if the
   pointer is 1 or 2, else from the line it points to. So a swap of the pointer's coordinates at block 2 is exact, but a
   patch of the whole vector there also moves the register, and is wrong for half of the pairs whose symbols differ.
-- `plain-*`: the same net without any aim about pointer, register or token: the negative control.
+- `plain-*`: the same net with no aim about pointer, register or token at the last token: the negative control. (Like
+  the planted ones it was shown, at the options' own colours, which of them is the asked one; without that it takes
+  many times longer to learn. The last token then fetches the letter at once, and no pointer ever stands there.)
 """
 
 from __future__ import annotations
