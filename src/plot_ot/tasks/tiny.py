@@ -7,8 +7,9 @@ Gemma-2 architecture, 6 blocks of width 64, a vocabulary of words, trained by `s
   pointer is 1 or 2, else from the line it points to. So a swap of the pointer's coordinates at block 2 is exact, but a
   patch of the whole vector there also moves the register, and is wrong for half of the pairs whose symbols differ.
 - `plain-*`: the same net with no aim about pointer, register or token at the last token: the negative control. (Like
-  the planted ones it was shown, at the options' own colours, which of them is the asked one; without that it takes
-  many times longer to learn. The last token then fetches the letter at once, and no pointer ever stands there.)
+  the planted ones it was shown, at the options' own colours, which of them is the asked one: after 50 to 70 CPU seconds
+  nets without that were still right on only 0.2 to 0.3 of the prompts, nets with it on 0.99.) No full patch of its last
+  token at any block acts as a swap of the pointer.
 """
 
 from __future__ import annotations
