@@ -71,11 +71,11 @@ def test_keys_and_values_beyond_the_budget_go_to_a_file_that_is_removed(tmp_path
         inside, outside = recorded(model), recorded(model, memory=1000)
     finally:
         tempfile.tempdir = with_file
-    assert not inside.store.cache.spilled
-    assert outside.store.cache.spilled
-    assert inside.store.cache.bytes == inside.subject.cache_bytes(rows=5, tokens=12)
+    assert not inside.store.caches[0].spilled
+    assert outside.store.caches[0].spilled
+    assert inside.store.cache_bytes == inside.subject.cache_bytes(rows=5, tokens=12)
     [folder] = tmp_path.iterdir()
-    assert sum(f.stat().st_size for f in folder.iterdir()) == inside.store.cache.bytes
+    assert sum(f.stat().st_size for f in folder.iterdir()) == inside.store.cache_bytes
     for place in inside.subject.places:
         activation = variants(inside, place)
         responses = [r.subject.resume(r.store, r.base_rows, place, activation, {}) for r in (inside, outside)]
@@ -125,13 +125,54 @@ def test_only_bases_keep_keys_and_values() -> None:
     recording = recorded(network("llama"))
     store, subject = recording.store, recording.subject
     assert len(store.inputs) == 6
-    assert len(store.cache) == 5  # prompt 5 is a source only
+    assert len(store.caches[0]) == 5  # prompt 5 is a source only
     row = recording.source_rows[:1]
     place = subject.places[0]
     assert_refused(
         lambda: subject.resume(store, row, place, recording.base_at(place)[None, :1], {}),
         ["1 of 1", "sources only", "Record them as bases"],
     )
+
+
+@pytest.mark.parametrize("positions", [None, POSITIONS], ids=["last token", "tokens"])
+def test_what_is_remembered_is_not_run_again(positions: dict | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("gemma3")
+    plainly = recorded(model, positions=positions)
+    subject = DecoderSubject(model, encode, ANSWERS, positions=positions)
+    rows_run: list[int] = []
+    whole = decoder.whole_pass
+
+    def counted(*given: object) -> torch.Tensor:
+        rows_run.append(len(given[1]))
+        return whole(*given)
+
+    monkeypatch.setattr(decoder, "whole_pass", counted)
+    subject.record(torch.tensor([[4], [1], [0]]), remember=True)
+    subject.record(torch.tensor([[5], [1]]), remember=True)
+    subject.record(torch.tensor([[3]]), torch.zeros(0, dtype=torch.long), remember=True)
+    assert sum(rows_run) == 3 + 1 + 1
+    [recording] = record_pairs(subject, (BASE, SOURCE))
+    assert sum(rows_run) == 5 + 2  # prompt 2 is new, and prompt 3 was remembered without its keys
+    for name, activation in plainly.store.activations.items():
+        assert relative(recording.store.activations[name], activation) < 1e-5
+        place = subject.place(name)
+        arguments = (recording.base_rows, place, variants(plainly, place), {})
+        again = subject.resume(recording.store, *arguments)
+        assert relative(again, plainly.subject.resume(plainly.store, *arguments)) < 1e-5
+    assert relative(recording.base_outputs, plainly.base_outputs) < 1e-5
+    assert torch.equal(recording.store.top_token, plainly.store.top_token)
+    assert torch.equal(recording.store.lengths, plainly.store.lengths)
+    record_pairs(subject, (BASE, SOURCE))
+    assert sum(rows_run) == 7 + 6  # forgotten once used
+
+
+def test_what_was_remembered_of_other_weights_is_forgotten() -> None:
+    model = network("llama")
+    subject = DecoderSubject(model, encode, ANSWERS)
+    subject.record(BASE, remember=True)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    assert relative(subject.record(BASE).outputs, recorded(model).base_outputs) < 1e-5
 
 
 # -- reading out ---------------------------------------------------------------------------------------------------

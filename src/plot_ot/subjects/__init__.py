@@ -1,7 +1,8 @@
 """Networks that can be recorded once and resumed at an edit."""
 
 from plot_ot.subjects.base import BankRecording, Place, Recording, Store, Subject, record, record_pairs
-from plot_ot.subjects.decoder import DecoderStore, DecoderSubject
+from plot_ot.subjects.decoder import DecoderSubject
+from plot_ot.subjects.decoder_store import DecoderStore
 from plot_ot.subjects.gru import GRUNet, GRUSubject
 from plot_ot.subjects.loading import load_model
 from plot_ot.subjects.mlp import MLPSubject

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from plot_ot.subjects.decoder_cache import PrefixCache, PrefixView, register_att
 from plot_ot.subjects.decoder_passes import SpotEdit, in_parts, removed, resumed_pass, whole_pass
 from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder_shape import Decoder
+from plot_ot.subjects.decoder_store import DecoderStore, Remembered, joined, ours
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
 """Input rows to token ids and attention mask, padded on the left."""
@@ -28,24 +29,6 @@ RECORDED_AT_ONCE = {"cpu": 1 << 10}
 """Tokens of one recorded batch, on devices where more are not faster."""
 RESUMED_AT_ONCE = {"cpu": 1 << 9}
 """Tokens that are resumed together, on devices where more are not faster."""
-
-
-@dataclass(frozen=True)
-class DecoderStore(Store):
-    """What one pass over every distinct prompt leaves."""
-
-    top_token: Int[Tensor, " inputs"]
-    """The vocabulary's argmax after each prompt."""
-    lengths: Int[Tensor, " inputs"]
-    """Tokens of each prompt, padding left out."""
-    back: Mapping[str, Int[Tensor, " inputs"]]
-    """How far from the end each named position is."""
-    final: Float[Tensor, "inputs d"]
-    """The last token's residual after the last block: every read-out follows from it."""
-    cache: PrefixCache
-    """What resuming the bases needs."""
-    readings: dict[str, Float[Tensor, "inputs c"]] = field(default_factory=dict)
-    """Outputs by the name of the read-out, for those asked for so far."""
 
 
 class DecoderSubject(Subject):
@@ -88,6 +71,8 @@ class DecoderSubject(Subject):
         self._parameters = list(self.decoder.model.parameters())
         self._identity: tuple[tuple[int, ...], str] | None = None
         self._checked = False
+        self._remembered = Remembered()
+        self._remembered_state: tuple[int, ...] = ()
 
     def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
         """The same subject with another read-out: the answers, the answers and the `rest`, or the whole vocabulary.
@@ -112,7 +97,7 @@ class DecoderSubject(Subject):
         return dict(kept.values())
 
     def identity(self) -> str:
-        state = tuple(x for p in self._parameters for x in (p.data_ptr(), p._version))
+        state = self._state()
         if self._identity is None or self._identity[0] != state:  # hash again only what has changed
             digest = hashlib.sha256()
             for name, tensor in sorted(self.weights().items()):
@@ -120,6 +105,10 @@ class DecoderSubject(Subject):
                 digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
             self._identity = state, digest.hexdigest()[:16]
         return self._identity[1]
+
+    def _state(self) -> tuple[int, ...]:
+        """Changes with the weights."""
+        return tuple(x for p in self._parameters for x in (p.data_ptr(), p._version))
 
     @property
     def response_bytes(self) -> int:
@@ -140,23 +129,54 @@ class DecoderSubject(Subject):
         return int(rows * (tokens - 1) * len(self.decoder.blocks) * groups * 2 * width * size)
 
     def outputs_of(self, store: Store) -> Tensor:
-        store = _ours(store)
+        store = ours(store)
         if self.reading not in store.readings:
             with torch.no_grad(), self._held():
                 some = min(1 << 10, self.responses_per_batch)
                 store.readings[self.reading] = torch.cat([self._read(h) for h in store.final.split(some)])
         return store.readings[self.reading]
 
-    def record(self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None) -> DecoderStore:
-        """One pass per prompt, in batches of similar length; only `bases` (all by default) keep keys and values."""
+    def record(
+        self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None, *, remember: bool = False
+    ) -> DecoderStore:
+        """One pass per prompt; only `bases` (all by default) keep keys and values.
+
+        What is recorded with `remember`, as a task does that filters prompts by their answers, is not run again by the
+        recordings that follow, up to the first without `remember`.
+        """
+        bases = torch.arange(len(inputs)) if bases is None else bases.cpu()
+        if self._remembered_state != (state := self._state()):
+            self._remembered.forget()
+        known, row = self._remembered.lookup(inputs, bases)
+        new = (known < 0).nonzero().squeeze(1)
+        if len(new) == len(inputs):
+            store = self._record(inputs, bases)
+        else:
+            stores = list(self._remembered.stores)
+            if len(new):
+                known[new], row[new] = len(stores), torch.arange(len(new))
+                where = torch.full((len(inputs),), -1)
+                where[new] = torch.arange(len(new))
+                stores.append(self._record(inputs[new.to(inputs.device)], where[bases][where[bases] >= 0]))
+            store = joined(inputs, stores, known, row)
+            store = replace(store, outputs=self.outputs_of(store))
+        if remember:
+            self._remembered.add(store)
+            self._remembered_state = state
+        else:
+            self._remembered.forget()
+        return store
+
+    def _record(self, inputs: Tensor, bases: Int[Tensor, " bases"]) -> DecoderStore:
+        """One pass per prompt, in batches of similar length."""
         ids, real = self._encoded(inputs)
         lengths, device = real.sum(dim=1), self.device
-        bases = torch.arange(len(ids)) if bases is None else bases.cpu()
         back = counted_back(self.positions, inputs, lengths)
         tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
         entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
         vectors = 4 * len(ids) * (self.decoder.width + sum(p.width for p in self.places))
-        room = self.memory - self.memory // 4 - vectors  # a quarter is for what is resumed
+        # a quarter is for what is resumed
+        room = self.memory - self.memory // 4 - vectors - self._remembered.bytes
         cache = PrefixCache(bases, lengths, len(self.decoder.blocks), room, tail, entries)
         kept = {name: torch.empty(len(ids), spot.place.width, device=device) for name, spot in self._spots.items()}
         final = torch.empty(len(ids), self.decoder.width, device=device)
@@ -181,7 +201,8 @@ class DecoderSubject(Subject):
                 final[here] = h.to(device, torch.float32)
                 top[here] = self.decoder.largest(h)[1].to(device)
         cache.finish()
-        store = DecoderStore(inputs, kept, final, top, lengths, back, final, cache)
+        part = torch.where(cache.slots < 0, -1, 0)
+        store = DecoderStore(inputs, kept, final, top, lengths, back, final, (cache,), part, cache.slots)
         store = replace(store, outputs=self.outputs_of(store))
         if len(cache) and not self._checked:
             self._check(store, ids, real, int(bases[cache.lengths.argmax()]))
@@ -193,7 +214,7 @@ class DecoderSubject(Subject):
         at_once = RESUMED_AT_ONCE.get(self.device.type, 1 << 13) * (4 if later else 1)  # a rewrite costs once per part
         while True:
             try:
-                return self._resume(_ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
+                return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
             except torch.cuda.OutOfMemoryError:
                 if at_once == 1:
                     raise
@@ -244,10 +265,10 @@ class DecoderSubject(Subject):
         tails = torch.stack(list(back.values())).amax(dim=0)
         graph = int(tails.sum()) * variants * self._graph_bytes(start.enters)
         heavy = activation.requires_grad and graph > self.memory // 2
-        pairs_at_once = max(1, self.memory // 8 // store.cache.pair_bytes())
+        store.require_bases(rows)
         done, order = [], []
-        for some, slices in in_parts(tails, variants, at_once, pairs_at_once):
-            view = store.cache.view(rows[some], int(tails[some].max()))
+        for cache, some, slices in self._parts(store, rows, tails, variants, at_once):
+            view = cache.view(store.slot[rows[some]], int(tails[some].max()))
 
             def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
                 part = v, some.to(a.device)
@@ -268,6 +289,16 @@ class DecoderSubject(Subject):
             order.append(some)
         outputs, index = torch.cat(done, dim=1), torch.cat(order)
         return outputs if torch.equal(index, torch.arange(pairs)) else outputs[:, index.argsort().to(outputs.device)]
+
+    def _parts(
+        self, store: DecoderStore, rows: Tensor, tails: Tensor, variants: int, at_once: int
+    ) -> Iterator[tuple[PrefixCache, Int[Tensor, " some"], list[slice]]]:
+        """The work cut into parts, each over one cache."""
+        for part in store.part[rows].unique().tolist():
+            cache, here = store.caches[part], (store.part[rows] == part).nonzero().squeeze(1)
+            pairs_at_once = max(1, self.memory // 8 // cache.pair_bytes)
+            for some, slices in in_parts(tails[here], variants, at_once, pairs_at_once):
+                yield cache, here[some], slices
 
     def _encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
         ids, mask = (t.cpu() for t in self.encode(inputs))
@@ -341,12 +372,6 @@ def _batches(lengths: Int[Tensor, " rows"], budget: int) -> Iterator[Int[Tensor,
         rows = rows[: max(1, budget // int(lengths[rows].max()))]
         yield rows
         at += len(rows)
-
-
-def _ours(store: Store) -> DecoderStore:
-    if not isinstance(store, DecoderStore):
-        raise PlotError(f"This store was recorded by another kind of subject ({type(store).__name__}).")
-    return store
 
 
 def _refuse_answers(answers: Sequence[Sequence[int]], vocabulary: int) -> None:

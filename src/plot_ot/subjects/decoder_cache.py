@@ -143,18 +143,13 @@ class PrefixCache:
 
     # -- resuming -----------------------------------------------------------------------------------------
 
+    @property
     def pair_bytes(self) -> int:
         """Bytes that one pair's keys and values of one layer take while that layer runs."""
         return max((page.bytes // len(self) for page in self._pages.values()), default=1)
 
-    def view(self, rows: Int[Tensor, " pairs"], tail: int) -> PrefixView:
+    def view(self, slots: Int[Tensor, " pairs"], tail: int) -> PrefixView:
         """What some pairs' resumed tokens, the last `tail` of each prompt, need."""
-        slots = self.slots[rows.to(self.slots.device)]
-        if bool((slots < 0).any()):
-            raise PlotError(
-                f"{int((slots < 0).sum())} of {len(slots)} base inputs were recorded as sources only, without their "
-                f"keys and values. Record them as bases."
-            )
         return PrefixView(self, slots, tail, int(self.lengths[slots].max()) - tail)
 
 
