@@ -64,7 +64,7 @@ def visit(browser, path, **window):
     for kind in ("browser", "performance"):
         browser.get_log(kind)  # forget what came before
     browser.get(path if str(path).startswith("http") else Path(path).as_uri())
-    WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+    WebDriverWait(browser, 180).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
 
 
 def shoot(browser, name):
@@ -99,7 +99,7 @@ def every(browser, selector):
 
 
 def soon(browser, condition):
-    return WebDriverWait(browser, 10).until(lambda _: condition())
+    return WebDriverWait(browser, 60).until(lambda _: condition())
 
 
 def click(browser, selector):
@@ -188,7 +188,8 @@ def test_hovering_a_bar_of_the_zoom_shows_mass_norm_and_calibration(browser, rep
     assert f"mass {mass:.3g} ({100 * mass / sum(coarse['plan'][0]):.1f} % of the row)" in said
     assert f"raw signature norm {norm:.3g}" in said
     assert "calibration accuracy 0.900" in said
-    shoot(browser, "hover")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    browser.save_screenshot(str(SHOTS / "hover.png"))
 
 
 def test_a_stage_opens_by_click_and_by_keyboard_and_closes_again(browser, report):
@@ -385,7 +386,7 @@ def test_the_index_refreshes_by_itself(browser, report, tmp_path):
             soon(browser, lambda: "33 %" in one(browser, "#runs").text)
             shoot(browser, "index")
             one(browser, "#runs a[href='run/first/']").click()
-            WebDriverWait(browser, 60).until(lambda b: one(b, "html").get_attribute("data-ready"))
+            WebDriverWait(browser, 180).until(lambda b: one(b, "html").get_attribute("data-ready"))
             assert "AnswerPointer" in browser.title
             assert complaints(browser) == []
         finally:

@@ -71,7 +71,7 @@ def _flat(manifest: Json) -> dict[str, str]:
     for part in ("config", "versions", "machine"):
         value: Any = manifest.get(part)
         for k, v in (value if isinstance(value, dict) else {}).items():
-            found[str(k)] = ", ".join(map(str, v)) if isinstance(v, list) else str(v)
+            found[str(k)] = sections.spelled(v)
     return found
 
 

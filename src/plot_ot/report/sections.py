@@ -22,7 +22,14 @@ TASKS = {
 }
 """How the tasks are called in a sentence."""
 
-OPTIONS = {"size": "pairs per bank", "strengths": "λ grid", "sampler": "inputs", "recipe": "training", "split": "bases"}
+OPTIONS = {
+    "size": "pairs per bank",
+    "strengths": "λ grid",
+    "sampler": "inputs",
+    "recipe": "training",
+    "split": "bases",
+    "sizes": "pairs",
+}
 """How the options are called on the page, where a word says more than their name."""
 
 
@@ -77,7 +84,7 @@ def _count(n: int, word: str) -> str:
 def options(reading: Reading) -> list[tuple[str, str]]:
     """The configuration, apart from what the tables show anyway."""
     left_out = ("task", "methods", "seeds", "model")
-    shown = [(OPTIONS.get(k, k), str(v)) for k, v in reading.config.items() if k not in left_out and v is not None]
+    shown = [(OPTIONS.get(k, k), spelled(v)) for k, v in reading.config.items() if k not in left_out and v is not None]
     return [(k.replace("_", " "), v) for k, v in shown]
 
 
@@ -254,7 +261,14 @@ def provenance(reading: Reading) -> Json:
 
 def _table(value: Any) -> list[tuple[str, str]]:
     items = value.items() if isinstance(value, dict) else ()
-    return [(str(k), ", ".join(map(str, v)) if isinstance(v, list) else str(v)) for k, v in items if v is not None]
+    return [(str(k), spelled(v)) for k, v in items if v is not None]
+
+
+def spelled(value: Any) -> str:
+    """Lists and tables of settings without brackets."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {spelled(v)}" for k, v in value.items())
+    return ", ".join(map(spelled, value)) if isinstance(value, list) else str(value)
 
 
 def figure_links(figures: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -201,7 +201,8 @@ def _power(reading: Reading) -> list[str]:
     said = []
     for v in reading.distinct("variable", "records"):
         copied = [r["accuracy"] for r in reading.rows("records", method="copy-source", variable=v, bank="sensitivity")]
-        if copied and fmean(copied) > 0.9:
+        output = any(x["status"] == "output variable" for x in reading.rows("verdicts", variable=v))
+        if copied and fmean(copied) > 0.9 and not output:  # of an output variable it is right by definition
             said.append(
                 f"{v}: copying the source's answer is right on {fmean(copied):.3f} of its sensitivity pairs, "
                 f"so these banks hardly tell a handle from copying."

@@ -237,12 +237,11 @@ def _grouped(items: Sequence[Item]) -> list[Item]:
 def transport_setting(coupling: Json) -> str:
     """Which problem the masses solve."""
     kind = str(coupling.get("kind") or "")
-    said = [{"eot": "balanced transport", "uot": "unbalanced transport"}.get(kind, kind)]
+    scale = "" if coupling.get("scale") in (None, "none") else f" × {coupling['scale']} cost"
+    said = [{"eot": "OT", "uot": "UOT", "uot-one-sided": "one-sided UOT"}.get(kind, kind)]
     for key, sign in (("epsilon", "ε"), ("beta", "β")):
         if numbers(coupling.get(key)):
-            said.append(f"{sign} = {coupling[key]:g}")
-    if coupling.get("scale") not in (None, "none"):
-        said.append(f"in units of the {coupling['scale']} cost")
+            said.append(f"{sign} = {coupling[key]:g}{scale}")
     return ", ".join(s for s in said if s)
 
 

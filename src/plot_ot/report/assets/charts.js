@@ -131,7 +131,7 @@ charts.frontier = (figure) => {
 
 charts.sweep = () => {
   const sweeps = data.sweeps.filter((s) => s.points.length > 1);
-  if (!sweeps.length) return "This run varied neither ε nor β. `plot-ot run` does so for tasks with a stability study, unless --no-sweep is given.";
+  if (!sweeps.length) return "This run varied neither ε nor β.";
   const greek = { epsilon: "ε", beta: "β" };
   const traces = [];
   sweeps.forEach((s, k) => {
@@ -302,7 +302,7 @@ charts.surface = () => {
     list.push({ title: v, note: `K = ${s.K}, λ = ${s.strength}: ${fixed(best)}`, xtitle: "λ", z: s.scores, x: s.strengths.map(String), y: s.sizes.map((K, i) => (i % Math.ceil(s.sizes.length / 8) ? "" : `K ${K}`)),
       text: s.scores.map((row, i) => row.map((score, j) => `${safe(v)}<br>K = ${s.sizes[i]}, λ = ${s.strengths[j]}<br>calibration ${fixed(score)}`)) });
   });
-  const made = panels(pairsOf(list), { cell: 14 });
+  const made = panels(pairsOf(list), { cell: list.every((p) => p.z.length < 8) ? 28 : 14 });
   made.traces.forEach((t) => { const all = t.z.flat(); t.zmin = Math.min(...all); t.zmax = Math.max(...all); });
   stars.forEach(([x, y], k) => made.traces.push({ type: "scatter", mode: "markers", xaxis: `x${k ? k + 1 : ""}`, yaxis: `y${k ? k + 1 : ""}`, x: [x], y: [y], hoverinfo: "skip", marker: { symbol: "star", size: 15, color: colour("vermillion"), line: { color: colour("bg"), width: 1.2 } } }));
   return { ...made, rows };
