@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plot_ot.errors import unknown
-from plot_ot.sites import Menu, neurons
 from plot_ot.stages.base import Clock, Problem, Stage, State
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate
@@ -46,10 +45,7 @@ def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]
     return [m for name, m in methods.items() if names is None or name in names]
 
 
-def random_sites(draw: int, search: Search, menu: Menu = neurons) -> Method:
-    """The control of every transport method: a random ranking of all sites of a menu, then the same search."""
-    stages = (
-        ScoreSites("random", at_random(draw), menu),
-        Calibrate(replace(search, ties="smallest"), supports="place"),
-    )
-    return Method(f"random-{draw}", "random sites and weights, same search", stages, kind="baseline")
+def random_sites(draw: int, search: Search) -> Method:
+    """The control of every transport method: a random ranking of all neurons, then the same search."""
+    stages = (ScoreSites("random", at_random(draw)), Calibrate(replace(search, ties="smallest"), supports="place"))
+    return Method(f"random-{draw}", "random neurons and weights, same search", stages, kind="baseline")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
-from plot_ot.methods import Method, random_sites
+from plot_ot.methods import Method
 from plot_ot.models import LanguageModel, resolve
 from plot_ot.signatures import Readout, SignatureSpec, readout
 from plot_ot.sites import blocks, pca_bands, whole_places
@@ -26,7 +26,7 @@ from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, attribution, brute_force
+from plot_ot.stages.localize import Localize, ScoreSites, at_random, attribution, brute_force
 from plot_ot.study import Prepared, Spoken
 from plot_ot.subjects.decoder import DecoderSubject, Encode
 from plot_ot.tasks.base import Outline, Task
@@ -303,9 +303,19 @@ class LanguageTask(Task):
                 ),
                 kind="baseline",
             ),
-            replace(random_sites(0, self.search, finest), name="random"),
+            replace(self._random(0, width), name="random"),
         ]
         return {m.name: m for m in methods}
 
     def random_method(self, draw: int) -> Method:
-        return random_sites(draw, self.search, blocks(scaled(RESOLUTIONS, self.subject.decoder.width)[0]))
+        return self._random(draw, self.subject.decoder.width)
+
+    def _random(self, draw: int, width: int) -> Method:
+        """A block at random, groups of its neurons in random order, then the same search."""
+        stages = (
+            ScoreSites("random", at_random(draw), whole_places),
+            SelectPlaces(),
+            ScoreSites("random", at_random(draw + 10_000), blocks(scaled(RESOLUTIONS, width)[0])),
+            Calibrate(self.search),
+        )
+        return Method(f"random-{draw}", "a random block, random groups of neurons, same search", stages, "baseline")
