@@ -3,13 +3,14 @@
     python scripts/train_adapters.py planted --seed 1000
     python scripts/train_adapters.py plain --seed 1000
 
-Untouched, SmolLM2 is at chance on these prompts. `plain` teaches it the task by its answers alone. `planted` also asks,
-by interchange interventions, that the answer's position can be swapped at blocks 15-18 and the answer's letter at
-blocks 24-27 of the last token: a real language model in which the two variables are known to live somewhere. Swaps
-from the first step had not taken root after 120 steps, so the task comes first, together with a linear probe that
-reads the pointer at block 15 and is thrown away afterwards, and the swaps begin at step 100. Each
-adapter is written with a record of the recipe, its accuracy on objects, letters and templates never trained on, and the
-full patch's accuracy at every block.
+Untouched, SmolLM2 answers hardly any of these prompts with the right letter. `plain` teaches it the task by its answers
+alone. `planted` also asks, by interchange interventions, that the answer's position can be swapped at blocks 15-18 and
+the answer's letter at blocks 24-27 of the last token: a real language model in which the two variables are known to
+live somewhere. Swaps from the first step had not taken root after 120 steps, so the task comes first, together with a
+linear probe that reads the pointer at block 15 and is thrown away afterwards, and the swaps begin at step 100.
+
+Each adapter is written with a record of the recipe, its accuracy on objects, letters and templates never trained on,
+and the full patch's accuracy at every block.
 """
 
 from __future__ import annotations
