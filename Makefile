@@ -37,6 +37,13 @@ format: setup
 bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/heq_study.py
 	$(BIN)/python benchmarks/heq_speed.py --share 0.5
+	$(BIN)/python benchmarks/addition_study.py
+	$(BIN)/python benchmarks/addition_ceiling.py --seeds 0 1 2 3 4 5 6 7 8 9 --widths 8 --out docs/results
+	$(BIN)/python benchmarks/addition_speed.py
+	$(BIN)/python benchmarks/language_study.py tiny
+	$(BIN)/python benchmarks/language_study.py smollm2
+	$(BIN)/python benchmarks/language_study.py ioi
+	$(BIN)/python benchmarks/decoder_speed.py
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
