@@ -145,7 +145,7 @@ def section(name: str, run: RunDirectory, page: Path) -> list[str]:
         "",
         *verdict_rows(results),
         "",
-        *copy_figures(run, f"{page.stem}-{name}", page),
+        *copy_figures(run, f"{page.stem}-{name}", page, ("summary", "handles")),
         "",
     ]
 

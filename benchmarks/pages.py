@@ -92,12 +92,14 @@ def place_rows(results: Json) -> list[str]:
     return _counted(results, "selection", lambda s: "+".join(s["places"]), "places chosen (seeds)")
 
 
-def copy_figures(run: RunDirectory, prefix: str, page: Path) -> list[str]:
-    """The run's pictures beside the page, as Markdown images."""
+def copy_figures(run: RunDirectory, prefix: str, page: Path, only: Sequence[str] = ()) -> list[str]:
+    """The run's pictures (or `only` some) beside the page, as Markdown images."""
     target = page.parent / "figures"
     target.mkdir(parents=True, exist_ok=True)
     names = []
     for picture in sorted((run.path / "figures").glob("*.png")):
+        if only and picture.stem not in only:
+            continue
         shutil.copyfile(picture, target / f"{prefix}-{picture.name}")
         names.append(picture.stem)
     return [f"![{name}](figures/{prefix}-{name}.png)" for name in names]
