@@ -132,7 +132,9 @@ def selection_table(results: Json) -> Table:
     for s in results["selection"]:
         if s["seed"] == first:
             c = s["chosen"]
-            setting = f"k = {c['k']}" if "k" in c else f"K = {c.get('K')}, λ = {c.get('strength')}"
+            found = {"k": c.get("k"), "K": c.get("K"), "λ": c.get("strength")}
+            setting = c.get("form") or ""
+            setting = ", ".join([setting] * bool(setting) + [f"{n} = {x}" for n, x in found.items() if x is not None])
             if c.get("epsilon") is not None:
                 setting += f", ε = {c['epsilon']}"
             score = f"{c['calibration_score']:.3f}"
