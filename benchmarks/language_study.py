@@ -28,8 +28,11 @@ IOI_FOUND = {"name_position": (20, 21, 22), "name_token": range(23, 30)}
 """Not planted: what final-token patching shows (FACTS)."""
 
 
-REDUCED = ["--fit", "120", "--pairs", "60", "--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
-"""What two CPU cores have time for on SmolLM2: 120 fit pairs, DAS at every third block, 4 of 11 sizes, 12 epochs."""
+FEWER_DAS = ["--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
+"""What two CPU cores have time for on SmolLM2: DAS with 4 of the 11 sizes and 12 epochs, and fewer methods."""
+FEW = "plot,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
+MORE = "plot,plot-native,plot-pca,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
+MOST = f"{MORE},plot-native-das,plot-pca-das"
 
 
 def layer_of(site: str) -> int:
@@ -161,24 +164,25 @@ def main() -> None:
     parser.add_argument("what", choices=("tiny", "smollm2", "ioi"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--methods", default="")
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
-    some = ["--methods", args.methods] if args.methods else []
     if args.what == "tiny":
-        models: dict[str, list[str]] = {name: ["--model", name, *some] for name in TINY}
+        models: dict[str, list[str]] = {name: ["--model", name] for name in TINY}
         planted: Planted = TINY_PLANTED
         known = {n: c == "planted" for n, c in TINY.items()}
         page, title = args.results / "mcqa_tiny.md", "Multiple-choice questions on embedded nets: results"
     elif args.what == "smollm2":
-        reduced = [*REDUCED, *some]
-        adapters = shipped_adapters("smollm2")
-        models = {name: ["--model", "smollm2", "--adapter", name, *reduced] for name in adapters}
-        planted, known = SMOL_PLANTED, {name: name.startswith("planted") for name in adapters}
+        known = {name: name.startswith("planted") for name in shipped_adapters("smollm2")}
+        sizes = ["--fit", "120", "--pairs", "100", *FEWER_DAS]
+        models = {
+            f"smollm2-{name}": ["--model", "smollm2", "--adapter", name, *sizes, "--methods", MOST if there else FEW]
+            for name, there in known.items()
+        }
+        planted, known = SMOL_PLANTED, {f"smollm2-{name}": there for name, there in known.items()}
         page, title = args.results / "mcqa_smollm2.md", "Multiple-choice questions on SmolLM2: results"
     else:
-        models = {"smollm2": [*REDUCED, *some]}
+        models = {"smollm2": ["--fit", "120", "--pairs", "60", *FEWER_DAS, "--methods", MORE]}
         planted, known = IOI_FOUND, {"smollm2": True}
         page, title = args.results / "ioi.md", "Indirect object identification on SmolLM2: results"
     runs = study(models, "ioi" if args.what == "ioi" else "mcqa", args)

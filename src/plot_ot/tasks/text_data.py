@@ -104,7 +104,7 @@ class TextBanks:
     @property
     def pass_rates(self) -> dict[str, dict[str, float]]:
         """split -> family -> share of the tried pairs with both prompts answered correctly."""
-        return {s: {f: p / max(t, 1) for f, (p, t) in families.items()} for s, families in self.passed.items()}
+        return {s: {f: p / t for f, (p, t) in families.items() if t} for s, families in self.passed.items()}
 
 
 def cell_quotas(families: Mapping[str, Sequence[Cell]], variables: tuple[str, str], size: int) -> list[Quota]:
