@@ -41,6 +41,8 @@ def browser():
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_page_load_timeout(300)
+    driver.set_script_timeout(300)
     yield driver
     driver.quit()
 
@@ -65,6 +67,12 @@ def visit(browser, path, **window):
         browser.get_log(kind)  # forget what came before
     browser.get(path if str(path).startswith("http") else Path(path).as_uri())
     WebDriverWait(browser, 180).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+
+
+def keep(browser, name):
+    """Keep a picture of what is in the window."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    browser.save_screenshot(str(SHOTS / f"{name}.png"))
 
 
 def shoot(browser, name):
@@ -188,8 +196,7 @@ def test_hovering_a_bar_of_the_zoom_shows_mass_norm_and_calibration(browser, rep
     assert f"mass {mass:.3g} ({100 * mass / sum(coarse['plan'][0]):.1f} % of the row)" in said
     assert f"raw signature norm {norm:.3g}" in said
     assert "calibration accuracy 0.900" in said
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    browser.save_screenshot(str(SHOTS / "hover.png"))
+    keep(browser, "hover")
 
 
 def test_a_stage_opens_by_click_and_by_keyboard_and_closes_again(browser, report):
@@ -199,9 +206,10 @@ def test_a_stage_opens_by_click_and_by_keyboard_and_closes_again(browser, report
     click(browser, "#zoom-drawing [data-stage='2'] .on")
     soon(browser, lambda: panel.is_displayed() and panel.find_elements(By.CSS_SELECTOR, ".plot svg.main-svg"))
     assert panel.find_element(By.TAG_NAME, "h3").text == "Inside 3 · principal components"
-    shoot(browser, "stage")
+    keep(browser, "stage")
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     soon(browser, lambda: not panel.is_displayed())
+    assert browser.switch_to.active_element.get_attribute("data-stage") == "2", "the focus is lost"
     browser.execute_script("document.querySelector('#zoom-drawing [data-stage=\"0\"]').focus()")
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
@@ -384,7 +392,7 @@ def test_the_index_refreshes_by_itself(browser, report, tmp_path):
             assert "going on" in one(browser, "#runs").text
             (run / "units" / "seed-1" / "das.json").write_text(json.dumps({"records": records(1, "das")}))
             soon(browser, lambda: "33 %" in one(browser, "#runs").text)
-            shoot(browser, "index")
+            keep(browser, "index")
             one(browser, "#runs a[href='run/first/']").click()
             WebDriverWait(browser, 180).until(lambda b: one(b, "html").get_attribute("data-ready"))
             assert "AnswerPointer" in browser.title

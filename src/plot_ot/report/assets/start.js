@@ -32,6 +32,7 @@ function wirePickers() {
     else button.addEventListener("click", () => saveList(what));
   }
   document.getElementById("zoom-close")?.addEventListener("click", closeStage);
+  addEventListener("keydown", (event) => { if (event.key === "Escape" && zoom.open !== null) closeStage(); });
 }
 
 function wirePrinting() {

@@ -30,6 +30,7 @@ function drawZoom() {
   const box = document.getElementById("zoom-drawing");
   if (!box) return;
   const found = at("zoom")?.[zoom.variable];
+  const focused = document.activeElement?.closest?.("#zoom-drawing [data-stage]")?.dataset.stage; // kept when drawn anew
   box.replaceChildren();
   if (!found) {
     box.append(element("div", { class: "empty" }, `Nothing is recorded about the way of ${picked.method} to ${zoom.variable} in seed ${picked.seed}.`));
@@ -107,6 +108,7 @@ function drawZoom() {
   const tip = element("div", { class: "tip", role: "status" });
   tip.hidden = true;
   box.append(svg, tip);
+  if (focused !== undefined) svg.querySelector(`[data-stage="${focused}"]`)?.focus({ preventScroll: true });
   wireZoom(box, svg, tip, levels);
 }
 
@@ -164,7 +166,6 @@ function wireZoom(box, svg, tip, levels) {
     const turn = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (event.key === "Enter" || event.key === " ") openStage(k);
     else if (turn) svg.querySelector(`[data-stage="${k + turn}"]`)?.focus();
-    else if (event.key === "Escape") closeStage();
     else return;
     event.preventDefault();
   });
