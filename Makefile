@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-long lint format bench docs clean
+.PHONY: setup browser demo test test-long lint format bench docs clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench,hf]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench,hf,browser]' -c constraints.txt
 	touch $@
+
+browser:  ## the browser that tests open the report in; without it they are skipped
+	command -v chromium chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }
 
 demo: setup  ## the paper's first study on one seed: table, handles and figures in runs/demo
 	$(BIN)/plot-ot run heq --seeds 1 --first-seed 1 --sampler balanced --out runs/demo
