@@ -12,7 +12,7 @@ import pytest
 import report_runs
 from plot_ot.errors import PlotError
 from plot_ot.report import payload as payloads
-from plot_ot.report.page import fragment, page, write_page
+from plot_ot.report.page import fragment, page, unwrapped, write_page
 from plot_ot.report.reading import read_run
 from plot_ot.report.summary import best_method
 from report_runs import NASTY, VARIABLES, text_run
@@ -421,3 +421,11 @@ def test_a_fragment_shows_verdicts_and_accuracies_without_scripts(results):
     r = one["records"][0]
     cell = next(row[1] for row in document.table("method") if row[0] == r["method"])
     assert cell.startswith(f"{r['accuracy']:.3f} [{r['interval'][0]:.3f}")
+
+
+def test_the_library_loses_its_wrapper_and_nothing_else():
+    loader = b"/** licence */\n(\n function(root, factory) { x } (self, () => {\n"
+    inside = b'"use strict";var Plotly=(()=>{return 1})();\nwindow.Plotly = Plotly;\n'
+    assert unwrapped(loader + inside + b"return Plotly;\n}));\n") == b"/** licence */\n" + inside
+    for other in (inside, loader + inside, b"define(() => {\nreturn Plotly;\n});"):
+        assert unwrapped(other) == other

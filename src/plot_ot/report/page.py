@@ -150,7 +150,19 @@ def _packed(content: bytes) -> str:
 @lru_cache(maxsize=1)
 def _library() -> str:
     """plotly.js, which the page carries with it."""
-    return _packed((files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+    return _packed(unwrapped((files("plotly") / "package_data" / "plotly.min.js").read_bytes()))
+
+
+def unwrapped(library: bytes) -> bytes:
+    """The library without the wrapper that offers it to module loaders, which makes browsers parse it three times.
+
+    A library that is wrapped in another way stays as it is.
+    """
+    head, opening, body = library.partition(b"() => {\n")
+    closing = b"return Plotly;\n}));"
+    if len(head) > 1000 or not opening or not body.rstrip().endswith(closing):
+        return library
+    return head[: head.find(b"*/") + 2] + b"\n" + body.rstrip().removesuffix(closing)
 
 
 @lru_cache
