@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from datetime import datetime, timezone
@@ -35,6 +34,7 @@ from plot_ot.cli.common import (
 from plot_ot.cli.look import print_run
 from plot_ot.cli.progress import Watch, announced
 from plot_ot.methods import pick
+from plot_ot.models import default_cache
 from plot_ot.report.page import write_page
 from plot_ot.runs import RunDirectory, write_json
 from plot_ot.study import Study
@@ -43,12 +43,6 @@ from plot_ot.version import __version__
 
 app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
 SWEEP, CONTROLS = "epsilon-sweep", "controls"
-
-
-def default_cache() -> Path:
-    """Where trained networks are kept: $PLOT_OT_CACHE, or plot-ot in the user's cache directory."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("PLOT_OT_CACHE") or home / "plot-ot")
 
 
 @app.command("heq")
