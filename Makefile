@@ -46,7 +46,8 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/language_study.py tiny
 	$(BIN)/python benchmarks/language_study.py smollm2
 	$(BIN)/python benchmarks/language_study.py ioi
-	$(BIN)/python benchmarks/decoder_speed.py
+	$(BIN)/plot-ot models --fetch smollm2
+	$(BIN)/python benchmarks/decoder_speed.py --model $${PLOT_OT_CACHE:-$$HOME/.cache/plot-ot}/models/smollm2
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
