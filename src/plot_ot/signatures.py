@@ -203,22 +203,23 @@ def signatures(
         effects = effects - effects.mean(dim=-1, keepdim=True)
     gram = _Gram(spec, effects, len(family), bank.family)
     size = recording.subject.responses_per_batch
-    for place in family.places:
-        sites = family.at(place)
-        distinct = Distinct.of(recording, [place])
+    for places, sites in family.together():
+        distinct = Distinct.of(recording, places)
         weight, u = gram.pool(distinct)
-        gathered = [Gathered(distinct.once, place)]
+        gathered = [Gathered(distinct.once, p) for p in places]
         at_once = min(len(sites) + 1, max(2, size // len(distinct.once)))
         classes_at_once = max(1, size // at_once)
-        member = family.indicator(place)[sites]
+        members = {p.name: family.indicator(p)[sites] for p in places}
         noise = 0.0
         for at in range(0, len(distinct.once), classes_at_once):
             here = slice(at, min(at + classes_at_once, len(distinct.once)))
             for k in range(0, len(sites), at_once - 1):
-                gains = torch.cat([member[k : k + at_once - 1], torch.zeros(1, member.shape[1])])
-                edit = EditBatch(place, family.frames[place.name], gains)
-                features = look.neural(resume_edited(distinct.once, [edit], here, gathered))
-                _refuse_non_finite(features, place, distinct, at)
+                edits = [
+                    EditBatch(p, family.frames[p.name], F.pad(members[p.name][k : k + at_once - 1], (0, 0, 0, 1)))
+                    for p in places
+                ]  # the last variant edits nothing
+                features = look.neural(resume_edited(distinct.once, edits, here, gathered))
+                _refuse_non_finite(features, places[0], distinct, at)
                 v = (features[:-1] - features[-1:]).cpu()
                 if spec.centre:
                     v = v - v.mean(dim=-1, keepdim=True)

@@ -16,11 +16,24 @@ from plot_ot.subjects import Place, Recording
 
 @dataclass(frozen=True)
 class Site:
-    """s_j: some directions of the frame at a place."""
+    """s_j: some directions of the frame at a place, or of several places that are swapped together."""
 
     name: str
     place: Place
+    """Where it is, or where it begins."""
     directions: tuple[int, ...]
+    more: tuple[tuple[Place, tuple[int, ...]], ...] = ()
+    """Further places and their directions, in forward order: a token's states in all blocks."""
+
+    @property
+    def parts(self) -> tuple[tuple[Place, tuple[int, ...]], ...]:
+        """All its places with the directions taken there."""
+        return ((self.place, self.directions), *self.more)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All its places."""
+        return tuple(place for place, _ in self.parts)
 
 
 @dataclass(frozen=True)
@@ -40,17 +53,26 @@ class SiteFamily:
     @property
     def places(self) -> list[Place]:
         """The places with a site, in the order of their first site."""
-        return list({s.place.name: s.place for s in self.sites}.values())
+        return list({p.name: p for s in self.sites for p in s.places}.values())
 
     def at(self, place: Place) -> list[int]:
-        """Indices of the sites at a place."""
-        return [j for j, s in enumerate(self.sites) if s.place.name == place.name]
+        """Indices of the sites that touch a place."""
+        return [j for j, s in enumerate(self.sites) if any(p.name == place.name for p in s.places)]
+
+    def together(self) -> list[tuple[tuple[Place, ...], list[int]]]:
+        """The sites by the places they touch: those of one group are resumed as one batch."""
+        groups: dict[tuple[str, ...], tuple[tuple[Place, ...], list[int]]] = {}
+        for j, s in enumerate(self.sites):
+            groups.setdefault(tuple(p.name for p in s.places), (s.places, []))[1].append(j)
+        return list(groups.values())
 
     def indicator(self, place: Place) -> Float[Tensor, "sites r"]:
         """1 where a direction of the place's frame belongs to the site."""
         member = torch.zeros(len(self.sites), self.frames[place.name].rank)
         for j in self.at(place):
-            member[j, list(self.sites[j].directions)] = 1.0
+            for part, directions in self.sites[j].parts:
+                if part.name == place.name:
+                    member[j, list(directions)] = 1.0
         return member
 
     def edits(self, weights: Float[Tensor, "variants sites"]) -> list[EditBatch]:
@@ -77,6 +99,16 @@ Menu = Callable[[Recording, Sequence[Place]], SiteFamily]
 def whole_places(recording: Recording, places: Sequence[Place]) -> SiteFamily:
     """Each place as one site: the full-vector patch."""
     sites = [Site(p.name, p, tuple(range(p.width))) for p in places]
+    return SiteFamily(tuple(sites), {p.name: Frame.identity(p.width) for p in places})
+
+
+def tokens(recording: Recording, places: Sequence[Place]) -> SiteFamily:
+    """Each token position as one site: its states at all the given places (blocks), swapped together."""
+    by_token: dict[str, list[Place]] = {}
+    for p in places:
+        by_token.setdefault(p.token, []).append(p)
+    parts = {token: [(p, tuple(range(p.width))) for p in at] for token, at in by_token.items()}
+    sites = [Site(token, *first, tuple(more)) for token, (first, *more) in parts.items()]
     return SiteFamily(tuple(sites), {p.name: Frame.identity(p.width) for p in places})
 
 

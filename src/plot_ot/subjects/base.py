@@ -30,6 +30,14 @@ class Place:
     position: int | None = None
     """Index of the token or timestep, where the activation has one."""
 
+    @property
+    def token(self) -> str:
+        """The name of the token it is at: what follows the @ in its name, else its index, else the last token's."""
+        _, at, token = self.name.rpartition("@")
+        if at:
+            return token
+        return "last token" if self.position in (None, -1) else f"token {self.position}"
+
 
 @dataclass(frozen=True)
 class Store:
