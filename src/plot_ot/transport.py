@@ -116,6 +116,12 @@ def _tied(a: float, b: float) -> bool:
 def couple(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None = None) -> list[Coupling]:
     """One coupling per (ε, β) of the grid; `mask` False forbids a variable a site."""
     cost = signatures.cost.numpy()
+    _refuse_non_finite(
+        "Costs must be an m x n matrix of numbers",
+        cost,
+        signatures.variables,
+        [s.name for s in signatures.family.sites],
+    )
     unit = float(np.median(cost)) if transport.scale == "median" else 1.0
     if not unit > 0:
         raise PlotError("The median cost is zero: every site already matches every variable. Use scale='none'.")
@@ -149,6 +155,18 @@ def couple(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m 
     return couplings
 
 
+def _refuse_non_finite(
+    wanted: str, found: Float[ndarray, "m n"], variables: Sequence[str], sites: Sequence[str]
+) -> None:
+    bad = np.argwhere(~np.isfinite(found))
+    if len(bad):
+        i, j = bad[0]
+        raise PlotError(
+            f"{wanted}; found {found[i, j]} for variable {variables[i]} at site {sites[j]} ({len(bad)} of {found.size} "
+            f"are not finite). Look at that site's activations, or leave it out."
+        )
+
+
 def _masked(cost: Float[ndarray, "m n"], mask: Bool[ndarray, "m n"] | None) -> Float[ndarray, "m n"]:
     """Infinite cost where a match is forbidden; every site and every variable must keep one that is allowed."""
     if mask is None:
@@ -163,10 +181,11 @@ def _masked(cost: Float[ndarray, "m n"], mask: Bool[ndarray, "m n"] | None) -> F
 def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[ndarray, "m n"], kind: str) -> Coupling:
     """Any non-negative scores behind the same interface: rows normalised, ranked by score (brute force, random)."""
     scores = np.asarray(scores, dtype=np.float64)
-    if not np.isfinite(scores).all() or (scores < 0).any():
-        raise PlotError("Site scores must be finite and non-negative.")
     if scores.shape != (len(variables), len(sites)):
         raise PlotError(f"Scores must be [{len(variables)}, {len(sites)}]; found {scores.shape}.")
+    _refuse_non_finite("Site scores must be finite and non-negative", scores, variables, sites)
+    if (scores < 0).any():
+        raise PlotError("Site scores must be finite and non-negative.")
     total = scores.sum(axis=1, keepdims=True)
     even = np.full_like(scores, 1 / scores.shape[1])
     plan = np.where(total > 0, scores / np.where(total > 0, total, 1), even) / len(scores)

@@ -1,0 +1,151 @@
+"""What stands around every resumed batch: one that does not fit into memory is halved, and NaN is named where it first
+appears.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from plot_ot.errors import PlotError
+from plot_ot.subjects import Place, Recording, Subject
+from plot_ot.subjects.base import Rewrite
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Room:
+    """How many (variant, pair) responses of a subject fit at once, as far as running out of memory has shown."""
+
+    responses: int | None = None
+    halvings: list[str] = field(default_factory=list)
+
+
+_rooms: WeakKeyDictionary[Subject, _Room] = WeakKeyDictionary()
+_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+
+
+def halvings(subject: Subject) -> list[str]:
+    """What was cut smaller because memory ran out, in words."""
+    return list(_rooms[subject].halvings) if subject in _rooms else []
+
+
+def is_out_of_memory(e: BaseException) -> bool:
+    """Whether an error says that memory, the CPU's or an accelerator's, has run out."""
+    if isinstance(e, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(e, RuntimeError) and any(words in str(e).lower() for words in _WORDS)
+
+
+def within_memory(
+    subject: Subject, run: Callable[[slice, slice], Float[Tensor, "variants pairs ..."]], variants: int, pairs: int
+) -> Float[Tensor, "variants pairs ..."]:
+    """`run` over all variants and pairs, in halves if memory runs out, in halves of these if it does again, ...
+
+    What has been learned about a subject's room is kept, so that its next batches are cut before they fail.
+    """
+    room = _rooms.setdefault(subject, _Room())
+
+    def part(v: slice, p: slice) -> Tensor:
+        wide, long = v.stop - v.start, p.stop - p.start
+        if room.responses is None or wide * long <= room.responses or wide * long == 1:
+            try:
+                return run(v, p)
+            except Exception as e:
+                if not is_out_of_memory(e):
+                    raise
+                if wide * long == 1:
+                    raise PlotError(
+                        f"Not even one response fits into memory ({_first_line(e)}). Free some, take a smaller network "
+                        f"or type, or another machine."
+                    ) from e
+                said = _first_line(e)
+            gc.collect()  # what the failed attempt held must be gone before the next
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            room.responses = wide * long // 2
+            room.halvings.append(f"chunk halved from {wide * long} to {room.responses} responses ({said})")
+        axis, (left, right) = (1, _halves(p)) if long > 1 else (0, _halves(v))
+        parts = [part(v, left), part(v, right)] if axis else [part(left, p), part(right, p)]
+        return torch.cat(parts, dim=axis)
+
+    return part(slice(0, variants), slice(0, pairs))
+
+
+def _halves(s: slice) -> tuple[slice, slice]:
+    middle = (s.start + s.stop) // 2
+    return slice(s.start, middle), slice(middle, s.stop)
+
+
+def _first_line(e: BaseException) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0][:120]
+
+
+# -- numbers --------------------------------------------------------------------------------------------------
+
+
+def refuse_non_finite(
+    outputs: Float[Tensor, "variants pairs ..."],
+    recording: Recording,
+    pairs: Tensor | slice,
+    edited: Float[Tensor, "variants pairs d"],
+    start: Place,
+    later: Mapping[str, Rewrite],
+) -> None:
+    """Refuse outputs with NaN or infinity, and say at which place it first appeared, for which pair.
+
+    Outputs that are trained through are left to those who look at the losses and know whose they are.
+    """
+    if type(outputs) is not Tensor or outputs.requires_grad:  # fake tensors, which plan shapes, have no numbers
+        return
+    if bool(torch.isfinite(outputs.sum())) or bool(torch.isfinite(outputs).all()):
+        return
+    bad = ~torch.isfinite(outputs).flatten(2).all(dim=2)
+    variant, pair = bad.nonzero()[0].tolist()
+    rows = recording.base_rows[pairs]
+    place = _first_bad(recording, rows, edited, start, later, variant, pair)
+    where = "the output" if place is None else f"{place.name} (layer {place.layer})"
+    number = int(torch.arange(len(recording), device=rows.device)[pairs][pair])
+    base, source = rows[pair], recording.source_rows[pairs][pair]
+    said = {side: recording.store.inputs[int(row)].tolist() for side, row in (("base", base), ("source", source))}
+    raise PlotError(
+        f"An edit at {start.name} (layer {start.layer}) gives NaN or infinity, first at {where}, for base input "
+        f"{said['base']} with source {said['source']} (pair {number}, variant {variant} of the batch; "
+        f"{int(bad.sum())} of {bad.numel()} responses). The network overflows there: use float32, smaller strengths, "
+        f"or drop that place."
+    )
+
+
+@torch.no_grad()
+def _first_bad(
+    recording: Recording,
+    rows: Tensor,
+    edited: Tensor,
+    start: Place,
+    later: Mapping[str, Rewrite],
+    variant: int,
+    pair: int,
+) -> Place | None:
+    """The first place whose activation is not finite when the batch runs once more; None where only the output is."""
+    subject, seen = recording.subject, dict[str, bool]()
+    if not bool(torch.isfinite(edited[variant, pair]).all()):
+        return start
+
+    def watch(name: str) -> Rewrite:
+        def look(a: Tensor) -> Tensor:
+            a = later[name](a) if name in later else a
+            seen[name] = bool(torch.isfinite(a[variant, pair]).all())
+            return a
+
+        return look
+
+    after = subject.places[[p.name for p in subject.places].index(start.name) + 1 :]
+    subject.resume(recording.store, rows, start, edited, {p.name: watch(p.name) for p in after})
+    return next((p for p in after if not seen.get(p.name, True)), None)
