@@ -32,7 +32,7 @@ FEWER_DAS = ["--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
 """What two CPU cores have time for on SmolLM2: DAS with 4 of the 11 sizes and 12 epochs, and fewer methods."""
 FEW = "plot,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
 MORE = "plot,plot-native,plot-pca,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
-MOST = f"{MORE},plot-native-das,plot-pca-das"
+MOST = f"{MORE},plot-native-das,plot-pca-das,das"
 
 
 def layer_of(site: str) -> int:
