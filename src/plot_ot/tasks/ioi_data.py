@@ -20,12 +20,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot import prompts
 from plot_ot.banks import Splits
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
-from plot_ot.tasks import text_data
+from plot_ot.prompts import Encoded
 from plot_ot.tasks.filling import Draw, Filling, share_out
-from plot_ot.tasks.text_data import Cell, Encoded, Sizes, TextBanks, by_variable, cell_quotas
+from plot_ot.tasks.text_data import Cell, Sizes, TextBanks, by_variable, cell_quotas
 
 COLUMNS = ("template", "first", "second", "repeated", "place", "thing")
 TEMPLATE, FIRST, SECOND, REPEATED, PLACE, THING = range(len(COLUMNS))
@@ -128,7 +129,7 @@ def render(rows: Rows) -> list[str]:
 
 def encoder(tokenizer: Any, *, bos: int | None) -> Callable[[Rows], Encoded]:
     """Rows to tokens, after `bos` if the model wants one."""
-    return lambda rows: text_data.encode(render(rows), tokenizer, bos=bos)
+    return lambda rows: prompts.encode(render(rows), tokenizer, bos=bos)
 
 
 def answer_tokens(tokenizer: Any) -> list[list[int]]:
@@ -143,12 +144,12 @@ def answer_tokens(tokenizer: Any) -> list[list[int]]:
             f"In this tokenizer the names {', '.join(broken)} are not single tokens after a space: the answer would be "
             f"read from a part of the name. Use a model whose tokenizer has them."
         )
-    return text_data.answer_tokens(tokenizer, NAMES)
+    return prompts.answer_tokens(tokenizer, NAMES)
 
 
 def says(tokenizer: Any, tokens: Int[Tensor, " rows"], names: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
     """Whether each token is that name."""
-    return text_data.says(tokenizer, tokens, NAMES, names)
+    return prompts.says(tokenizer, tokens, NAMES, names)
 
 
 def name_pairs(names: Sequence[int] = FAMILIAR) -> NamePairs:
@@ -223,8 +224,8 @@ def examples() -> list[dict[str, str]]:
             "source_answer": causal.answer(source),
             **{f"swap_{v}": causal.swap(base, source, v) for v in VARIABLES},
         }
-        prompts = {"base": render(base)[0], "source": render(source)[0]}
-        table.append({"family": family, **prompts, **{k: NAMES[int(x)] for k, x in answers.items()}})
+        texts = {"base": render(base)[0], "source": render(source)[0]}
+        table.append({"family": family, **texts, **{k: NAMES[int(x)] for k, x in answers.items()}})
     return table
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot import prompts
 from plot_ot.errors import PlotError
-from plot_ot.tasks import text_data
-from plot_ot.tasks.text_data import Encoded
+from plot_ot.prompts import Encoded
 
 OPTIONS = 4
 COLUMNS = ("object", "plural", "template", "colour", *(f"{name}{i}" for name in ("Col", "Sym") for i in range(1, 5)))
@@ -135,12 +135,12 @@ def _repeated(values: Int[Tensor, "rows options"]) -> Bool[Tensor, " rows"]:
 def render(rows: Int[Tensor, "rows 12"], lexicon: Lexicon = LEXICON) -> list[str]:
     """The prompt of every row, without a trailing space: the model answers " X"."""
     check_rows(rows, lexicon)
-    prompts = []
+    texts = []
     for row in rows.tolist():
         noun = lexicon.nouns[row[OBJECT]]
         phrase = noun.many if row[PLURAL] else noun.one
         lines = [f"{LETTERS[s]}. {COLOURS[c]}" for c, s in zip(row[COL], row[SYM], strict=True) if c >= 0]
-        prompts.append(
+        texts.append(
             lexicon.templates[row[TEMPLATE]].format(
                 Noun=phrase[0].upper() + phrase[1:],
                 noun=phrase,
@@ -149,7 +149,7 @@ def render(rows: Int[Tensor, "rows 12"], lexicon: Lexicon = LEXICON) -> list[str
                 **{"is": "are" if row[PLURAL] else "is"},
             )
         )
-    return prompts
+    return texts
 
 
 # -- text to tokens ---------------------------------------------------------------------------------------------
@@ -161,16 +161,16 @@ def encoder(
     """Rows to tokens. `bos` is explicit: GGUF tokenizers add none, and some models want none."""
 
     def run(rows: Tensor) -> Encoded:
-        return text_data.encode(render(rows, lexicon), tokenizer, bos=bos)
+        return prompts.encode(render(rows, lexicon), tokenizer, bos=bos)
 
     return run
 
 
 def answer_tokens(tokenizer: Any) -> list[list[int]]:
     """For each of the 26 letters, the tokens that spell it."""
-    return text_data.answer_tokens(tokenizer, LETTERS)
+    return prompts.answer_tokens(tokenizer, LETTERS)
 
 
 def says(tokenizer: Any, tokens: Int[Tensor, " rows"], letters: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
     """Whether each token is the letter, however it is written."""
-    return text_data.says(tokenizer, tokens, LETTERS, letters)
+    return prompts.says(tokenizer, tokens, LETTERS, letters)
