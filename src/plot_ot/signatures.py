@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from plot_ot.edits import Distinct, EditBatch, Gathered, resume_edited
 from plot_ot.errors import PlotError, unknown
-from plot_ot.sites import SiteFamily
+from plot_ot.pooling import Gram, Moments, Pooled, deal, jackknife, subsample
+from plot_ot.sites import Site, SiteFamily
 from plot_ot.subjects import BankRecording, Place
 
 
@@ -22,6 +23,7 @@ class Readout:
 
     `neural` maps network outputs [..., c] to features [..., p]; `abstract` maps labels [rows, ...] to features
     [rows, p] in the same space (told c); `decide` maps outputs to labels; `loss` is what DAS minimises, per response.
+    `linear` says that `neural` is linear: then features can be linearised themselves.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Readout:
     abstract: Callable[[Tensor, int], Tensor]
     decide: Callable[[Tensor], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
+    linear: bool = False
 
     def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
         """Whether each response gives its pair's label: [variants, pairs] booleans."""
@@ -71,7 +74,7 @@ def _bit_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 READOUTS: dict[str, Readout] = {
     "softmax": Readout("softmax", lambda y: y.softmax(dim=-1), _one_hot, _argmax, _cross_entropy),
-    "logits": Readout("logits", lambda y: y, _one_hot, _argmax, _cross_entropy),
+    "logits": Readout("logits", lambda y: y, _one_hot, _argmax, _cross_entropy, linear=True),
     "sigmoid": Readout("sigmoid", torch.sigmoid, _bits, lambda y: y >= 0, _bit_entropy),
 }
 
@@ -87,6 +90,8 @@ def readout(name: str | Readout) -> Readout:
 
 AGGREGATES = ("stack", "family_mean")
 NORMALISATIONS = ("none", "unit", "unit_family")
+FOLDS = 10
+"""Parts the pairs are cut into for error bars, where an approximation asks for them."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,45 @@ class SignatureSpec:
     """Subtract the mean over features from every effect."""
     floor: float = 10.0
     """A site whose raw norm is below this multiple of the resume noise counts as dead."""
+    hierarchical: bool = False
+    """Keep families apart, to be pooled with weights (`Signatures.weighted`) that calibration chooses."""
+    pairs: int | None = None
+    """Measure on so many pairs only, drawn from every family in proportion; costs are scaled to the whole bank."""
+    project: int | None = None
+    """Look at so many random Gaussian projections of φ instead of φ itself."""
+    folds: int | None = None
+    """Error bars by leaving out one of so many folds of base inputs at a time; 0 is none. By default 10 where `pairs`
+    or `project` approximate, else none."""
+    seed: int = 0
+    """Of the drawn pairs, projections and folds."""
 
     def __post_init__(self) -> None:
         if self.aggregate not in AGGREGATES:
             unknown("aggregation", self.aggregate, AGGREGATES)
         if self.normalise not in NORMALISATIONS:
             unknown("normalisation", self.normalise, NORMALISATIONS)
+        for name in ("pairs", "project"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise PlotError(f"`{name}` must be at least 1 (or None for all); found {getattr(self, name)}.")
+        if self.folds is not None and (self.folds < 0 or self.folds == 1):
+            raise PlotError(f"Error bars need at least 2 folds (0 for none); found {self.folds}.")
+
+    @property
+    def parts(self) -> int:
+        """How many folds there are; 0 without error bars."""
+        return self.folds if self.folds is not None else FOLDS if self.pairs or self.project else 0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well linearised costs agree with exact ones where both are known, per variable."""
+
+    spearman: Mapping[str, float]
+    overlap: Mapping[str, float]
+    """Share of the `top` sites by exact cost that are also among the top by linearised cost."""
+    top: int
+    missed: Mapping[str, float] | None
+    """Share of sites verified at random, not for their rank, that exact costs put among the verified top."""
 
 
 @dataclass(frozen=True)
@@ -124,58 +162,133 @@ class Signatures:
     """Raw norms |v_j|, before any normalisation."""
     noise: float
     """Raw norm of what merely resuming, without an edit, seems to change."""
+    pooled: Pooled | None = None
+    """The inner products all this was made of."""
+    exact: Bool[Tensor, " n"] | None = None
+    """Sites measured by exact responses; the others are linearised. None: all are exact."""
+    agreement: Agreement | None = None
+    weights: Mapping[str, float] | None = None
+    """The families' weights, where they are not equal."""
 
     @property
     def dead(self) -> list[int]:
         """Sites whose effect is not told from noise."""
         return (self.column_norms <= _floor(self.spec, self.noise, self.column_norms)).nonzero().squeeze(1).tolist()
 
+    @property
+    def replicates(self) -> list[list[Signatures]]:
+        """The signatures without each fold of pairs in turn (and without each part of shared random projections)."""
+        parts = self.pooled.left_out if self.pooled else ()
+        return [[measure(self.variables, self.family, self.spec, Pooled(m, (), self.noise)) for m in p] for p in parts]
 
-class _Gram:
-    """Inner products of signatures, accumulated over pairs in float64: O(families · m · n) memory besides u itself.
+    @property
+    def spread(self) -> Float[Tensor, "m n"] | None:
+        """Standard errors of the costs, from the replicates; None where the spec asks for no folds."""
+        variances = [jackknife([s.cost for s in some]) for some in self.replicates]
+        return torch.stack(variances).sum(dim=0).sqrt() if variances else None
 
-    `stack` sums u·v over pairs; `family_mean` averages effects within families and multiplies at the end. Families are
-    kept apart only where they matter.
-    """
+    def weighted(self, weights: Mapping[str, float], families: Sequence[str]) -> Signatures:
+        """Hierarchical signatures: every family's block counts with its weight; equal weights of 1 change nothing."""
+        if self.pooled is None or not self.spec.hierarchical:
+            raise PlotError("Families were pooled while measuring; use SignatureSpec(hierarchical=True).")
+        missing = [f for f in families if f not in weights]
+        if missing or min(weights.values()) < 0 or not sum(weights.values()) > 0:
+            raise PlotError(f"Every family ({', '.join(families)}) needs a weight of 0 or more; found {dict(weights)}.")
+        w = torch.tensor([weights[f] for f in families][: len(self.pooled.whole.uu)], dtype=torch.float64)
+        w = w * self.pooled.whole.present.sum() / w[self.pooled.whole.present].sum().clamp(min=1e-300)
+        parts = tuple(tuple(m.weighted(w) for m in some) for some in self.pooled.left_out)
+        pooled = Pooled(self.pooled.whole.weighted(w), parts, self.noise)
+        found = measure(self.variables, self.family, self.spec, pooled, w)
+        return replace(found, exact=self.exact, agreement=self.agreement, weights=dict(weights))
 
-    def __init__(self, spec: SignatureSpec, u: Float[Tensor, "m pairs p"], n: int, families: Tensor) -> None:
-        self.means = spec.aggregate == "family_mean"
-        apart = self.means or spec.normalise == "unit_family"
-        member = F.one_hot(families if apart else torch.zeros_like(families)).double()
-        self.sizes = member.sum(dim=0)
-        self.weight = member / self.sizes.clamp(min=1) if self.means else member
-        self.noise = 0.0
-        self.u = u.double()
-        m, count = len(u), len(self.sizes)
-        self.uv = torch.zeros(count, m, n, dtype=torch.float64)
-        self.vv = torch.zeros(count, n, dtype=torch.float64)
-        self.mean_v = torch.zeros(count, n, u.shape[-1], dtype=torch.float64) if self.means else None
 
-    def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "f m classes p"]]:
-        """Family weights and abstract effects summed over the pairs of each class, which share one neural effect."""
-        of_pair = torch.arange(len(self.weight)) if distinct.of_pair is None else distinct.of_pair.cpu()
-        weight = self.weight.new_zeros(len(distinct.once), len(self.sizes)).index_add(0, of_pair, self.weight)
-        if self.means:
-            return weight, self.u.new_zeros(0)
-        u = torch.einsum("tf,mtp->fmtp", self.weight, self.u) if len(self.sizes) > 1 else self.u.unsqueeze(0)
-        shape = *u.shape[:2], len(weight), u.shape[3]
-        return weight, u if distinct.of_pair is None else u.new_zeros(shape).index_add(2, of_pair, u)
+class Collection:
+    """What every way of measuring v shares: the pairs used, u, how effects are seen, and where they are summed."""
 
-    def add(self, sites: list[int], v: Float[Tensor, "k t p"], weight: Tensor, u: Float[Tensor, "f m t p"]) -> None:
-        """Effects of some sites on some classes of pairs."""
-        v = v.double()
-        if self.mean_v is not None:
-            self.mean_v[:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
-            return
-        self.uv[:, :, sites] += u.flatten(2) @ v.flatten(1).T
-        self.vv[:, sites] += weight.T @ v.square().sum(dim=2).T
+    def __init__(
+        self,
+        recording: BankRecording,
+        family: SiteFamily,
+        look: Readout,
+        spec: SignatureSpec | None,
+        variables: Sequence[str] | None,
+    ) -> None:
+        self.family, self.look, self.spec = family, look, spec or SignatureSpec()
+        self.variables = tuple(variables or recording.bank.variables)
+        for name in self.variables:
+            recording.bank.require(name)
+        generator = torch.Generator().manual_seed(self.spec.seed)
+        weight = torch.ones(len(recording))
+        if self.spec.pairs is not None and self.spec.pairs < len(recording):
+            chosen, weight = subsample(recording.bank.family, self.spec.pairs, generator)
+            recording = recording.select(chosen)
+        self.recording, bank = recording, recording.bank
+        self.folds = deal(recording.base_rows, self.spec.parts, generator)
+        means = self.spec.aggregate == "family_mean"
+        features = look.abstract(bank.base_answer[:1], self._outputs).shape[-1]
+        self.projections = self._draw(features, 1 if means else int(self.folds.max()) + 1, generator)
+        apart = means or self.spec.normalise == "unit_family" or self.spec.hierarchical
+        families = bank.family if apart else torch.zeros_like(bank.family)
+        shared = means and self.projections is not None and self.projections.shape[2] > 1 and self.spec.parts > 0
+        self.gram = Gram(self._u(), len(family), families, self.folds, weight, means=means, shared=shared)
 
-    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(u·v, |u|², |v|²) per family."""
-        if self.mean_v is not None:
-            u, v = torch.einsum("tf,mtp->fmp", self.weight, self.u), self.mean_v
-            return u @ v.mT, u.square().sum(dim=-1), v.square().sum(dim=-1)
-        return self.uv, torch.einsum("mt,tf->fm", self.u.square().sum(dim=2), self.weight), self.vv
+    @property
+    def _outputs(self) -> int:
+        return self.recording.base_outputs.shape[-1]
+
+    def _draw(self, features: int, count: int, generator: torch.Generator) -> Float[Tensor, "draws p k"] | None:
+        """Gaussian projections that keep inner products on average: one per fold where effects are stacked, so that
+        their error shows between folds; one for all where effects are averaged first."""
+        if self.spec.project is None:
+            return None
+        shape = count, features, self.spec.project
+        return torch.randn(shape, generator=generator) / self.spec.project**0.5
+
+    def _u(self) -> Float[Tensor, "m pairs p"]:
+        """Abstract effects of every pair."""
+        bank, pieces = self.recording.bank, []
+        order = self.folds.argsort(stable=True)
+        for pairs in order.split(torch.bincount(self.folds).tolist()):
+            base = self.look.abstract(bank.base_answer[pairs], self._outputs)
+            effects = [self.look.abstract(bank.labels[v][pairs], self._outputs) - base for v in self.variables]
+            pieces.append(self.seen(torch.stack(effects), int(self.folds[pairs[0]])))
+        return torch.cat(pieces, dim=1)[:, order.argsort()]
+
+    def seen(self, features: Float[Tensor, "*batch p"], fold: int) -> Float[Tensor, "*batch k"]:
+        """Features or their differences, centred and projected as the spec says."""
+        if self.spec.centre:
+            features = features - features.mean(dim=-1, keepdim=True)
+        if self.projections is None:
+            return features
+        return features @ self.projections[min(fold, len(self.projections) - 1)].to(features)
+
+    def batches(
+        self, folds: Int[Tensor, " classes"], size: int
+    ) -> Iterator[tuple[int, slice | Int[Tensor, " classes"]]]:
+        """Classes in batches of at most `size`, each within one fold."""
+        for fold in range(int(folds.max()) + 1):
+            members = (folds == fold).nonzero().squeeze(1)
+            whole = len(members) == len(folds)
+            for at in range(0, len(members), size):
+                yield fold, slice(at, min(at + size, len(members))) if whole else members[at : at + size]
+
+    def noise_of(self, features: Tensor, recorded: Tensor, weight: Tensor) -> float:
+        """Squared difference of unedited features, resumed and recorded, pooled as effects are."""
+        if self.gram.means:
+            weight = weight / self.gram.sizes.sum(dim=0).clamp(min=1)
+        squares = (features - recorded).cpu().double().pow(2).flatten(1).sum(dim=1)
+        return float((weight.sum(dim=1) * squares).sum())
+
+    def finish(self) -> Signatures:
+        """The signatures of all that was added."""
+        pooled = self.gram.finish()
+        silent = [n for n, u in zip(self.variables, pooled.whole.uu.sum(dim=0).tolist(), strict=True) if u == 0]
+        if silent:
+            raise PlotError(
+                f"Swapping {', '.join(silent)} never changes the answer in the fit bank: its signature is zero. "
+                f"Add fit pairs that change it."
+            )
+        return measure(self.variables, self.family, self.spec, pooled)
 
 
 @torch.no_grad()
@@ -191,77 +304,97 @@ def signatures(
     Neural effects are differences to an unedited variant of the same resumed batch, so that numerical noise of
     resuming cancels. Pairs are streamed; only inner products are kept.
     """
-    spec = spec or SignatureSpec()
-    bank = recording.bank
-    names = tuple(variables or bank.variables)
-    for name in names:
-        bank.require(name)
-    classes = recording.store.outputs.shape[-1]
-    base_features = look.abstract(bank.base_answer, classes)
-    effects = torch.stack([look.abstract(bank.labels[v], classes) - base_features for v in names])
-    if spec.centre:
-        effects = effects - effects.mean(dim=-1, keepdim=True)
-    gram = _Gram(spec, effects, len(family), bank.family)
+    collection = Collection(recording, family, look, spec, variables)
+    recording, gram = collection.recording, collection.gram
     size = recording.subject.responses_per_batch
-    for places, sites in family.together():
+    for places, sites in _together(recording, family):
         distinct = Distinct.of(recording, places)
         weight, u = gram.pool(distinct)
         gathered = [Gathered(distinct.once, p) for p in places]
         at_once = min(len(sites) + 1, max(2, size // len(distinct.once)))
-        classes_at_once = max(1, size // at_once)
-        members = {p.name: family.indicator(p)[sites] for p in places}
+        edits = [(some, _one_by_one(family, some)) for some in _cut(sites, at_once - 1)]
         noise = 0.0
-        for at in range(0, len(distinct.once), classes_at_once):
-            here = slice(at, min(at + classes_at_once, len(distinct.once)))
-            for k in range(0, len(sites), at_once - 1):
-                edits = [
-                    EditBatch(p, family.frames[p.name], F.pad(members[p.name][k : k + at_once - 1], (0, 0, 0, 1)))
-                    for p in places
-                ]  # the last variant edits nothing
-                features = look.neural(resume_edited(distinct.once, edits, here, gathered))
-                _refuse_non_finite(features, places[0], distinct, at)
-                v = (features[:-1] - features[-1:]).cpu()
-                if spec.centre:
-                    v = v - v.mean(dim=-1, keepdim=True)
-                gram.add(sites[k : k + at_once - 1], v, weight[here], u[:, :, here] if len(u) else u)
+        for fold, here in collection.batches(_fold_of_class(collection.folds, distinct), max(1, size // at_once)):
+            for some, edit in edits:
+                features = look.neural(resume_edited(distinct.once, edit, here, gathered))
+                _refuse_non_finite(features, places[0], distinct, here)
+                v = collection.seen((features[:-1] - features[-1:]).cpu(), fold)
+                gram.add(fold, some, v, weight[here], u[:, :, here])
             recorded = look.neural(distinct.once.base_outputs[here])
-            squares = (features[-1] - recorded).cpu().double().pow(2).flatten(1).sum(dim=1)
-            noise += float((weight[here].sum(dim=1) * squares).sum())
+            noise += collection.noise_of(features[-1], recorded, weight[here])
         gram.noise = max(gram.noise, noise**0.5)
-    return _measure(names, family, spec, gram)
+    return collection.finish()
 
 
-def _measure(names: tuple[str, ...], family: SiteFamily, spec: SignatureSpec, gram: _Gram) -> Signatures:
-    uv, uu, vv = gram.finish()
-    row_norms, column_norms = uu.sum(dim=0).sqrt(), vv.sum(dim=0).sqrt()
-    silent = [n for n, norm in zip(names, row_norms.tolist(), strict=True) if norm == 0]
-    if silent:
-        raise PlotError(
-            f"Swapping {', '.join(silent)} never changes the answer in the fit bank: its signature is zero. "
-            f"Add fit pairs that change it."
-        )
-    floor = _floor(spec, gram.noise, column_norms)
-    cosine = uv.sum(dim=0) / (row_norms[:, None] * column_norms.clamp(min=floor)[None])
+def _together(recording: BankRecording, family: SiteFamily) -> list[tuple[list[Place], list[int]]]:
+    """The sites by the places they edit, these in forward order."""
+    order = {p.name: k for k, p in enumerate(recording.subject.places)}
+    groups: dict[tuple[str, ...], list[int]] = {}
+    found: dict[tuple[str, ...], list[Place]] = {}
+    for j, site in enumerate(family.sites):
+        places = sorted(places_of(site), key=lambda p: order.get(p.name, 0))
+        key = tuple(p.name for p in places)
+        groups.setdefault(key, []).append(j)
+        found[key] = places
+    return [(found[key], sites) for key, sites in groups.items()]
+
+
+def places_of(site: Site) -> list[Place]:
+    """All places a site edits."""
+    return [site.place, *(place for place, _ in getattr(site, "more", ()))]
+
+
+def _cut(sites: list[int], size: int) -> list[list[int]]:
+    return [sites[k : k + size] for k in range(0, len(sites), size)]
+
+
+def _one_by_one(family: SiteFamily, sites: Sequence[int]) -> list[EditBatch]:
+    """One variant per site, and one that edits nothing."""
+    some = SiteFamily(tuple(family.sites[j] for j in sites), family.frames)
+    return some.edits(torch.cat([torch.eye(len(sites)), torch.zeros(1, len(sites))]))
+
+
+def _fold_of_class(folds: Int[Tensor, " pairs"], distinct: Distinct) -> Int[Tensor, " classes"]:
+    """A class has one base input, so all its pairs are in one fold."""
+    if distinct.of_pair is None:
+        return folds
+    return folds.new_zeros(len(distinct.once)).index_copy(0, distinct.of_pair.cpu(), folds)
+
+
+def measure(
+    names: tuple[str, ...],
+    family: SiteFamily,
+    spec: SignatureSpec,
+    pooled: Pooled,
+    weights: Float[Tensor, " f"] | None = None,
+) -> Signatures:
+    """Costs and angles from inner products; `weights` are the families' where they are not equal."""
+    m: Moments = pooled.whole
+    uv, uu, vv = m.uv.sum(dim=0), m.uu.sum(dim=0), m.vv.sum(dim=0)
+    row_norms, column_norms = uu.sqrt(), vv.sqrt()
+    floor = _floor(spec, pooled.noise, column_norms)
+    cosine = uv / (row_norms.clamp(min=1e-12)[:, None] * column_norms.clamp(min=floor)[None])
     if spec.normalise == "none":
-        cost = uu.sum(dim=0)[:, None] + vv.sum(dim=0)[None] - 2 * uv.sum(dim=0)
+        cost = uu[:, None] + vv[None] - 2 * uv
     elif spec.normalise == "unit":
         cost = 2 - 2 * cosine  # a dead site has cosine 0: as far away as an unrelated one, not nearer
     else:
-        present = gram.sizes > 0
-        norms = uu[present].sqrt().clamp(min=1e-12)[:, :, None] * vv[present].sqrt().clamp(min=floor)[:, None]
-        cost = (2 - 2 * uv[present] / norms).sum(dim=0)
-    return Signatures(names, family, spec, cost.clamp(min=0), cosine, row_norms, column_norms, gram.noise)
+        # a family's weight scales its block after normalising: u·v/(|u||v|) does not see it
+        w = m.present.double() if weights is None else weights * m.present
+        norms = m.uu.sqrt().clamp(min=1e-12)[:, :, None] * m.vv.sqrt().clamp(min=floor)[:, None]
+        cost = (w[:, None, None] * (2 - 2 * m.uv / norms)).sum(dim=0)
+    return Signatures(names, family, spec, cost.clamp(min=0), cosine, row_norms, column_norms, pooled.noise, pooled)
 
 
 def _floor(spec: SignatureSpec, noise: float, column_norms: Tensor) -> float:
     return max(spec.floor * noise, 1e-6 * float(column_norms.max()), 1e-12)
 
 
-def _refuse_non_finite(features: Tensor, place: Place, distinct: Distinct, at: int) -> None:
+def _refuse_non_finite(features: Tensor, place: Place, distinct: Distinct, here: slice | Tensor) -> None:
     if not bool(torch.isfinite(features).all()):
-        bad = (~torch.isfinite(features)).flatten(2).any(dim=2).nonzero()[0]
-        pair = distinct.first_pair(int(bad[1]) + at)
+        bad = int((~torch.isfinite(features)).flatten(2).any(dim=2).nonzero()[0][1])
+        number = here.start + bad if isinstance(here, slice) else int(here[bad])
         raise PlotError(
-            f"A swap at {place.name} gives NaN or infinity (pair {pair} of the fit bank): "
+            f"A swap at {place.name} gives NaN or infinity (pair {distinct.first_pair(number)} of the fit bank): "
             f"the network overflows there. Use float32, or drop that place."
         )

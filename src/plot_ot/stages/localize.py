@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
 
 import numpy as np
 import torch
@@ -11,15 +13,21 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from plot_ot.edits import EditBatch, resume_edited
-from plot_ot.errors import unknown
-from plot_ot.signatures import SignatureSpec, signatures
+from plot_ot.errors import PlotError, unknown
+from plot_ot.jacobian import jacobian_signatures
+from plot_ot.signatures import Signatures, SignatureSpec
+from plot_ot.signatures import signatures as exact_signatures
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, pair_weights, scored
+from plot_ot.stages.prefilter import Prefilter, measured
 from plot_ot.subjects import Place
-from plot_ot.transport import Transport, couple, from_scores
+from plot_ot.transport import Coupling, Transport, from_scores
 
 COUPLINGS = ("all", "place", "masked")
+MEASURES = ("exact", "jacobian")
+MOST_WEIGHTS = 200
+"""Weightings of families that calibration is asked to choose between, at most."""
 
 
 @dataclass(frozen=True)
@@ -28,39 +36,93 @@ class Localize:
 
     `coupling` says what is coupled together: `all` open places; one `place` at a time (the paper's later stages); or
     `masked`, all places at once with each variable shut out of the places that are not open to it.
+
+    `signatures` says how effects are measured: `exact`, by responses; `jacobian`, linearised, at a cost that hardly
+    grows with the menu; or a `Prefilter`, which verifies the best linearised sites exactly. A coupling then still sees
+    all sites, but handles take verified ones only.
+
+    With a hierarchical `spec` there is one coupling for every weighting of the families in multiples of 1/`steps`, and
+    one for equal weights; calibration chooses between them as it does between ε and β.
     """
 
     menus: tuple[Menu, ...] = (neurons,)
     transport: Transport = field(default_factory=Transport)
     spec: SignatureSpec = field(default_factory=SignatureSpec)
     coupling: str = "all"
+    signatures: str | Prefilter = "exact"
+    steps: int = 2
 
     def __post_init__(self) -> None:
         if self.coupling not in COUPLINGS:
             unknown("coupling", self.coupling, COUPLINGS)
+        if not isinstance(self.signatures, Prefilter) and self.signatures not in MEASURES:
+            unknown("way to measure signatures", self.signatures, MEASURES)
+        if self.steps < 1:
+            raise PlotError(f"Weights of families need at least one step; found {self.steps}.")
 
     def __call__(self, problem: Problem, state: State) -> State:
-        measured = []
+        all_found = []
         candidates: dict[str, tuple[Candidate, ...]] = dict.fromkeys(problem.variables, ())
         for places in _groups(problem, state, self.coupling == "place"):
             for menu in self.menus:
                 with problem.clock.part("signatures"):
                     family = menu(problem.fit, places)
-                    found = signatures(problem.fit, family, problem.look, self.spec, problem.variables)
-                measured.append(found)
+                    mask = self._mask(problem, state, family)
+                    found = self._measure(problem, family, mask)
+                all_found.append(found)
                 with problem.clock.part("transport"):
-                    couplings = couple(found, self.transport, self._mask(problem, state, family))
+                    couplings = [c for w in self._weighted(problem, found) for c in measured(w, self.transport, mask)]
                 label = places[0].name if len(places) == 1 else "all"
+                fitted = _verified(found, couplings, label)
                 for v in problem.variables:
                     if set(places) & set(state.places[v]):
-                        candidates[v] += tuple(Candidate(family, c, label) for c in couplings)
-        return replace(state, signatures=tuple(measured), candidates=candidates)
+                        candidates[v] += fitted
+        return replace(state, signatures=tuple(all_found), candidates=candidates)
+
+    def _measure(self, problem: Problem, family: SiteFamily, mask: Bool[ndarray, "m n"] | None) -> Signatures:
+        fit, look = problem.fit, problem.look
+        if isinstance(self.signatures, Prefilter):
+            return self.signatures(fit, family, look, self.spec, problem.variables, self.transport, mask)
+        how = exact_signatures if self.signatures == "exact" else jacobian_signatures
+        return how(fit, family, look, self.spec, problem.variables)
+
+    def _weighted(self, problem: Problem, found: Signatures) -> list[Signatures]:
+        """The signatures under every weighting of the families; just themselves where families are not kept apart."""
+        if not self.spec.hierarchical:
+            return [found]
+        bank = problem.fit.bank
+        seen = [bank.families[f] for f in bank.family.unique().tolist()]
+        return [found, *(found.weighted(w, bank.families) for w in weightings(bank.families, seen, self.steps))]
 
     def _mask(self, problem: Problem, state: State, family: SiteFamily) -> Bool[ndarray, "m n"] | None:
         """Which variables may be matched with which sites."""
         if self.coupling != "masked":
             return None
         return np.array([[s.place in state.places[v] for s in family.sites] for v in problem.variables])
+
+
+def _verified(found: Signatures, couplings: Sequence[Coupling], label: str) -> tuple[Candidate, ...]:
+    """Candidates whose supports are the sites measured exactly, or all where none are."""
+    if found.exact is None or not 0 < int(found.exact.sum()) < len(found.family):
+        return tuple(Candidate(found.family, c, label) for c in couplings)
+    at = found.exact.nonzero().squeeze(1).tolist()
+    family = SiteFamily(tuple(found.family.sites[j] for j in at), found.family.frames)
+    return tuple(Candidate(family, c.columns(at), label) for c in couplings)
+
+
+def weightings(families: Sequence[str], seen: Sequence[str], steps: int) -> list[dict[str, float]]:
+    """The points of a grid on the simplex of the families seen, multiples of 1/steps, other than equal weights."""
+    if math.comb(len(seen) + steps - 1, steps) > MOST_WEIGHTS:
+        raise PlotError(
+            f"{len(seen)} families in {steps} steps give {math.comb(len(seen) + steps - 1, steps)} weightings; at most "
+            f"{MOST_WEIGHTS} are tried. Use fewer steps."
+        )
+    points = []
+    for chosen in combinations_with_replacement(seen, steps):
+        weights = {f: chosen.count(f) / steps for f in families}
+        if len({weights[f] for f in seen}) > 1:
+            points.append(weights)
+    return points
 
 
 @dataclass(frozen=True)

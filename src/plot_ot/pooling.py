@@ -1,0 +1,186 @@
+"""Pooling effects: inner products of signatures, accumulated over pairs, with what error bars and weights need.
+
+Pairs fall into *folds*, whole base inputs each. Whatever is made of the inner products can be made again without one
+fold at a time; how much it then varies is its standard error (delete-a-group jackknife),
+
+    spread² = (G-1)/G Σ_g (θ_g - θ̄)².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from plot_ot.edits import Distinct
+from plot_ot.errors import PlotError
+
+
+@dataclass(frozen=True)
+class Moments:
+    """u·v, |u|² and |v|² by family: everything that costs are made of."""
+
+    uv: Float[Tensor, "f m n"]
+    uu: Float[Tensor, "f m"]
+    vv: Float[Tensor, "f n"]
+    present: Bool[Tensor, " f"]
+    """Families with a pair."""
+
+    def weighted(self, weights: Float[Tensor, " f"]) -> Moments:
+        """Every family's block of the signatures stretched by the root of its weight."""
+        w = weights.to(self.uu)
+        return replace(self, uv=w[:, None, None] * self.uv, uu=w[:, None] * self.uu, vv=w[:, None] * self.vv)
+
+    def with_columns(self, at: Sequence[int], other: Moments) -> Moments:
+        """The same with some sites measured by another."""
+        uv, vv = self.uv.clone(), self.vv.clone()
+        uv[:, :, at], vv[:, at] = other.uv, other.vv
+        return replace(self, uv=uv, vv=vv)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The moments over all pairs, and without each part of the data in turn."""
+
+    whole: Moments
+    left_out: tuple[tuple[Moments, ...], ...] = ()
+    """Per source of error (pairs, and random projections that all pairs share) one entry for every part left out."""
+    noise: float = 0.0
+
+    def with_columns(self, at: Sequence[int], other: Pooled) -> Pooled:
+        """The same with some sites measured by another, on the same folds."""
+        parts = [
+            tuple(a.with_columns(at, b) for a, b in zip(mine, theirs, strict=True))
+            for mine, theirs in zip(self.left_out, other.left_out, strict=True)
+        ]
+        return Pooled(self.whole.with_columns(at, other.whole), tuple(parts), max(self.noise, other.noise))
+
+
+def jackknife(left_out: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
+    """The variance of an estimate from what it is without each of G parts."""
+    values = torch.stack(list(left_out))
+    return (len(values) - 1) / len(values) * (values - values.mean(dim=0)).square().sum(dim=0)
+
+
+class Gram:
+    """Sums over pairs in float64: O(folds · families · m · n) memory besides u itself, times p for means.
+
+    `means` averages effects within families and multiplies at the end; otherwise u·v is summed over pairs. `weight`
+    says how many pairs of the bank each pair stands for. With `shared`, the features are random projections that all
+    pairs share, and leaving some of them out shows their error.
+    """
+
+    def __init__(
+        self,
+        u: Float[Tensor, "m pairs p"],
+        sites: int,
+        families: Int[Tensor, " pairs"],
+        folds: Int[Tensor, " pairs"],
+        weight: Float[Tensor, " pairs"],
+        *,
+        means: bool,
+        shared: bool = False,
+    ) -> None:
+        self.means, self.shared, self.noise = means, shared, 0.0
+        self.u, self.folds = u.double(), folds
+        self.member = F.one_hot(families).double() * weight.double()[:, None]
+        self._plain = bool((self.member == 1).all())
+        by_fold = F.one_hot(folds).double()
+        self.sizes = by_fold.T @ self.member
+        g, f, m, p = *self.sizes.shape, len(u), u.shape[-1]
+        self.uv = self.u.new_zeros(g, f, m, 0 if means else sites)
+        self.vv = self.u.new_zeros(g, f, 0 if means else sites)
+        self.sum_v = self.u.new_zeros(g, f, sites if means else 0, p)
+        if means:
+            self.sum_u = torch.einsum("tg,tf,mtp->gfmp", by_fold, self.member, self.u)
+        else:
+            self.uu = torch.einsum("tg,tf,mt->gfm", by_fold, self.member, self.u.square().sum(dim=2))
+
+    def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "f m classes p"]]:
+        """Family weights and abstract effects summed over the pairs of each class, which share one neural effect."""
+        if self.means:
+            u = self.u.new_zeros(0, len(self.u), len(distinct.once), self.u.shape[2])
+        else:
+            u = self.u.unsqueeze(0) if self._plain else torch.einsum("tf,mtp->fmtp", self.member, self.u)
+        if distinct.of_pair is None:
+            return self.member, u
+        of_pair, classes = distinct.of_pair.cpu(), len(distinct.once)
+        weight = self.member.new_zeros(classes, self.member.shape[1]).index_add(0, of_pair, self.member)
+        if not self.means:
+            u = u.new_zeros(*u.shape[:2], classes, u.shape[3]).index_add(2, of_pair, u)
+        return weight, u
+
+    def add(
+        self, fold: int, sites: Sequence[int], v: Float[Tensor, "k t p"], weight: Tensor, u: Float[Tensor, "f m t p"]
+    ) -> None:
+        """Effects of some sites on some classes of pairs of one fold."""
+        v = v.double()
+        if self.means:
+            self.sum_v[fold][:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
+            return
+        self.uv[fold][:, :, sites] += u.flatten(2) @ v.flatten(1).T
+        self.vv[fold][:, sites] += weight.T @ v.square().sum(dim=2).T
+
+    def finish(self) -> Pooled:
+        """What was accumulated, whole and without each fold."""
+        folds = len(self.sizes)
+        parts = []
+        if folds > 1:
+            parts.append(tuple(self._moments(folds=torch.arange(folds) != g) for g in range(folds)))
+        if self.shared:
+            columns = torch.arange(self.u.shape[2]) % min(max(folds, 2), self.u.shape[2])
+            parts.append(tuple(self._moments(columns=columns != g) for g in columns.unique()))
+        return Pooled(self._moments(), tuple(parts), self.noise)
+
+    def _moments(self, folds: Tensor | None = None, columns: Tensor | None = None) -> Moments:
+        """Moments of some of the folds or projections, scaled to all of them."""
+        folds = torch.ones(len(self.sizes), dtype=torch.bool) if folds is None else folds
+        count = self.sizes[folds].sum(dim=0)
+        if self.means:
+            some = slice(None) if columns is None else columns
+            scale = 1.0 if columns is None else (len(columns) / float(columns.sum())) ** 0.5
+            divided = scale / count.clamp(min=1e-300)[:, None, None]
+            u = self.sum_u[folds].sum(dim=0)[..., some] * divided
+            v = self.sum_v[folds].sum(dim=0)[..., some] * divided
+            return Moments(u @ v.mT, u.square().sum(dim=-1), v.square().sum(dim=-1), count > 0)
+        scale = self.sizes.sum(dim=0) / count.clamp(min=1e-300)
+        uv, uu, vv = (x[folds].sum(dim=0) for x in (self.uv, self.uu, self.vv))
+        sums = Moments(uv, uu, vv, count > 0)
+        return sums if bool(folds.all()) else sums.weighted(scale)
+
+
+# -- which pairs, in which fold ---------------------------------------------------------------------------------------
+
+
+def subsample(
+    families: Int[Tensor, " pairs"], count: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " chosen"], Float[Tensor, " chosen"]]:
+    """So many pairs at random, of every family in proportion (and at least one), with how many each stands for."""
+    sizes = torch.bincount(families)
+    present = int((sizes > 0).sum())
+    if count < present:
+        raise PlotError(f"{count} pairs cannot represent the bank's {present} families; use at least {present}.")
+    if count >= len(families):
+        return torch.arange(len(families)), torch.ones(len(families))
+    exact = sizes.double() * count / len(families)
+    quota = torch.where(sizes > 0, exact.floor().clamp(min=1), 0).long()
+    while int(quota.sum()) > count:  # families of a fraction of a pair were rounded up: take it from the largest
+        quota[quota.argmax()] -= 1
+    short = (exact - quota).argsort(descending=True, stable=True)[: count - int(quota.sum())]
+    quota[short] += 1
+    order = torch.randperm(len(families), generator=generator)
+    chosen = torch.cat([order[families[order] == f][:k] for f, k in enumerate(quota.tolist())]).sort().values
+    return chosen, (sizes / quota.clamp(min=1))[families[chosen]]
+
+
+def deal(bases: Int[Tensor, " pairs"], folds: int, generator: torch.Generator) -> Int[Tensor, " pairs"]:
+    """The fold of every pair: distinct base inputs shuffled and dealt, so that folds share none."""
+    seen, code = torch.unique(bases.cpu(), return_inverse=True)
+    if folds and len(seen) < 2:
+        raise PlotError("Error bars need pairs of at least two base inputs; set folds=0, or add base inputs.")
+    turn = torch.randperm(len(seen), generator=generator) % max(1, min(folds, len(seen)))
+    return turn[code]
