@@ -56,6 +56,40 @@ def configuration(family: str) -> "transformers.PreTrainedConfig":
         "phi": lambda: transformers.PhiConfig(**usual),
         "olmo2": lambda: transformers.Olmo2Config(**usual),
         "mixtral": lambda: transformers.MixtralConfig(**usual, num_local_experts=3),
+        "phi3": lambda: transformers.Phi3Config(**usual, sliding_window=5),
+        "olmo": lambda: transformers.OlmoConfig(**usual, clip_qkv=0.8),
+        "smollm3": lambda: transformers.SmolLM3Config(**usual, no_rope_layers=[1, 0] * 2),
+        "starcoder2": lambda: transformers.Starcoder2Config(**usual, sliding_window=6),
+        "stablelm": lambda: transformers.StableLmConfig(**usual, use_parallel_residual=True),
+        "cohere": lambda: transformers.CohereConfig(**usual, logit_scale=0.3),
+        "granite": lambda: transformers.GraniteConfig(
+            **usual,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.4,
+            residual_multiplier=0.6,
+            logits_scaling=2.0,
+        ),
+        "opt": lambda: transformers.OPTConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            word_embed_proj_dim=WIDTH,
+            ffn_dim=24,
+            num_hidden_layers=DEPTH,
+            num_attention_heads=4,
+            max_position_embeddings=32,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+        "biogpt": lambda: transformers.BioGptConfig(**without_groups, scale_embedding=True),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **usual,
+            head_dim=8,
+            num_local_experts=3,
+            num_experts_per_tok=2,
+            **mixed,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        ),
     }
     return made[family]()
 
@@ -64,6 +98,11 @@ FAMILIES = (
     *("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3"),
     *("mistral", "gpt2", "gpt_neox", "phi", "olmo2", "mixtral"),
 )
+
+NAMED = ("phi3", "olmo", "smollm3")
+"""More families that the documentation names."""
+UNNAMED = ("starcoder2", "stablelm", "cohere", "granite", "opt", "biogpt", "gpt_oss")
+"""Families that nothing outside the tests mentions."""
 
 
 def network(family: str, seed: int = 1000) -> nn.Module:
@@ -124,39 +163,47 @@ def block_list(model: nn.Module) -> nn.ModuleList:
 def inner(block: nn.Module, kind: str) -> nn.Module:
     names = {
         "attention_output": ("self_attn", "attn", "attention"),
-        "mlp_output": ("mlp", "block_sparse_moe"),
+        "mlp_output": ("mlp", "block_sparse_moe", "fc2"),
     }[kind]
     return next(getattr(block, name) for name in names if hasattr(block, name))
 
 
 def projection(block: nn.Module) -> nn.Module:
     attention = inner(block, "attention_output")
-    return next(getattr(attention, name) for name in ("o_proj", "c_proj", "dense") if hasattr(attention, name))
+    return next(
+        getattr(attention, name) for name in ("o_proj", "c_proj", "dense", "out_proj") if hasattr(attention, name)
+    )
 
 
-def _change(h: Tensor, edit: Change, token: int, columns: slice) -> Tensor:
-    new = edit(h[0, token, columns].float()).to(h.dtype)
+def _change(h: Tensor, edit: Change, token: int | None, columns: slice) -> Tensor:
+    rows = slice(None) if token is None else slice(token, token + 1 or None)
+    old = h[0, rows, columns]
+    new = edit(old.flatten().float()).to(h.dtype).view_as(old)
     whole = torch.zeros(h.shape, dtype=torch.bool)
-    whole[0, token, columns] = True
+    whole[0, rows, columns] = True
     return torch.where(whole, torch.nn.functional.pad(new, (columns.start, h.shape[2] - columns.stop)), h)
 
 
 @contextlib.contextmanager
 def hooked(model: nn.Module, edits: dict[str, Change], tokens: dict[str, int]) -> Iterator[None]:
-    """While open, the vector at each named place becomes edits[place](vector); `tokens` says where positions are."""
+    """While open, the vector at each named place becomes edits[place](vector); `tokens` says where positions are.
+
+    Places `@all` are all tokens' vectors, one after the other.
+    """
     handles = []
     for name, edit in edits.items():
         path, _, position = name.partition("@")
         kind, layer, *head = path.split(".")
-        token, block = tokens[position] if position else -1, block_list(model)[int(layer)]
+        token = None if position == "all" else tokens[position] if position else -1
+        block = block_list(model)[int(layer)]
         size = WIDTH if kind != "head_output" else head_width(model)
         columns = slice(int(head[0]) * size, (int(head[0]) + 1) * size) if head else slice(0, size)
 
-        def before(_: nn.Module, args: tuple, e: Change = edit, t: int = token, c: slice = columns) -> tuple:
+        def before(_: nn.Module, args: tuple, e: Change = edit, t: int | None = token, c: slice = columns) -> tuple:
             return (_change(args[0], e, t, c), *args[1:])
 
         def after(
-            _: nn.Module, __: object, out: object, e: Change = edit, t: int = token, c: slice = columns
+            _: nn.Module, __: object, out: object, e: Change = edit, t: int | None = token, c: slice = columns
         ) -> object:
             if isinstance(out, tuple):
                 return (_change(out[0], e, t, c), *out[1:])

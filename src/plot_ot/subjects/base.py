@@ -101,6 +101,22 @@ class Subject(ABC):
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
         """While open, the live network's own forward pass rewrites the activations [rows, d] at these places."""
 
+    def live(
+        self,
+        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        *,
+        rows: int | None = None,
+        base: Tensor | None = None,
+        every_token: bool = False,
+    ) -> contextlib.AbstractContextManager[None]:
+        """`intervene` as handles use it: `rows` inputs, each with its own source, which are the input rows `base`.
+
+        Both matter only to subjects whose places are elsewhere in every input, `every_token` to those that generate.
+        """
+        if every_token:
+            raise PlotError(f"`every_token` is for models that generate text; {type(self).__name__} does not.")
+        return self.intervene(rewrites)
+
     @abstractmethod
     def weights(self) -> Mapping[str, Tensor]:
         """The tensors that make this network what it is."""
@@ -121,12 +137,18 @@ class Subject(ABC):
         budget = min(self.memory, self.cache) if self.cache and self.device.type == "cpu" else self.memory
         return max(1, budget // self.response_bytes)
 
+    def structure(self) -> str:
+        """What else makes this network what it is: networks of the same weights may compute different things."""
+        return ""
+
     def identity(self) -> str:
-        """A digest of the weights: a handle belongs to one network."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.weights().items()):
+        """A digest of structure and weights: a handle belongs to one network."""
+        digest = hashlib.sha256(self.structure().encode())
+        weights = self.weights()
+        for name in sorted(weights):
+            tensor = weights[name]
             digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
 
@@ -221,6 +243,27 @@ def _refuse_non_finite(store: Store) -> None:
                 f"The network gives NaN or infinity at {name} for input {store.inputs[row].tolist()} "
                 f"({int(bad.sum())} of {len(bad)} inputs). Check the weights and the input encoding."
             )
+
+
+_apart = 0
+"""How many passes of our own we are inside of."""
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Passes of our own, clean of the edits that are open on the live network."""
+    global _apart
+    _apart += 1
+    try:
+        yield
+    finally:
+        _apart -= 1
+
+
+def here() -> Callable[[], bool]:
+    """Tells whether the network runs where the edit was opened, not in a pass `apart` from it."""
+    opened = _apart
+    return lambda: _apart == opened
 
 
 @contextlib.contextmanager

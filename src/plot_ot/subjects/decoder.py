@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from plot_ot.errors import PlotError
 from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
 from plot_ot.subjects.decoder_cache import PrefixCache, PrefixView, register_attention
+from plot_ot.subjects.decoder_live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder_passes import SpotEdit, in_parts, removed, resumed_pass, whole_pass
 from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder_shape import Decoder
@@ -42,6 +42,9 @@ class DecoderSubject(Subject):
     `layers` restricts the places to some blocks. `kinds` are `block_output`, and inside a block `attention_output`,
     `mlp_output` and `head_output` (before the output projection). `positions` names more tokens than the last, by
     functions of the input rows that give an index from the end (-1 is the last token); their places end in `@name`.
+    With `tokens`, the length of every prompt, there are also places at all tokens together, `...@all`: the tokens'
+    vectors one after the other, `tokens` times as wide as one.
+
     `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
     not fit go to a temporary file.
     """
@@ -55,6 +58,7 @@ class DecoderSubject(Subject):
         layers: Sequence[int] | None = None,
         kinds: Sequence[str] = ("block_output",),
         positions: Positions | None = None,
+        tokens: int | None = None,
         rest: bool = False,
         memory: int = 4 << 30,
     ) -> None:
@@ -64,7 +68,8 @@ class DecoderSubject(Subject):
         self.memory = memory
         self.reading = "rest" if rest else "answers"
         self.positions = dict(positions or {})
-        self._spots = spots(self.decoder, kinds, layers, list(self.positions))
+        self.tokens = tokens
+        self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
         self.places = tuple(spot.place for spot in self._spots.values())
         self.answers = tuple(tuple(int(t) for t in group) for group in answers)
         _refuse_answers(self.answers, self.decoder.vocabulary)
@@ -73,6 +78,7 @@ class DecoderSubject(Subject):
         self._checked = False
         self._remembered = Remembered()
         self._remembered_state: tuple[int, ...] = ()
+        self._refuse_unresumable()
 
     def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
         """The same subject with another read-out: the answers, the answers and the `rest`, or the whole vocabulary.
@@ -96,14 +102,13 @@ class DecoderSubject(Subject):
         kept = {(t.data_ptr(), t.shape): (name, t) for name, t in reversed(self.decoder.model.state_dict().items())}
         return dict(kept.values())
 
+    def structure(self) -> str:
+        return json.dumps(self.decoder.facts, default=str)
+
     def identity(self) -> str:
         state = self._state()
         if self._identity is None or self._identity[0] != state:  # hash again only what has changed
-            digest = hashlib.sha256()
-            for name, tensor in sorted(self.weights().items()):
-                digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            self._identity = state, digest.hexdigest()[:16]
+            self._identity = state, super().identity()
         return self._identity[1]
 
     def _state(self) -> tuple[int, ...]:
@@ -114,7 +119,7 @@ class DecoderSubject(Subject):
     def response_bytes(self) -> int:
         # the edited activation and what makes it, the residual on its way, the outputs
         columns = self.decoder.vocabulary if self.reading == "vocabulary" else len(self.answers) + 1
-        return 4 * (6 * self.decoder.width + 2 * columns)
+        return 4 * (6 * self.decoder.width * (self.tokens or 1) + 2 * columns)
 
     @property
     def responses_per_batch(self) -> int:
@@ -171,7 +176,7 @@ class DecoderSubject(Subject):
         """One pass per prompt, in batches of similar length."""
         ids, real = self._encoded(inputs)
         lengths, device = real.sum(dim=1), self.device
-        back = counted_back(self.positions, inputs, lengths)
+        back = counted_back(self.positions, inputs, lengths, self.tokens)
         tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
         entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
         vectors = 4 * len(ids) * (self.decoder.width + sum(p.width for p in self.places))
@@ -221,31 +226,42 @@ class DecoderSubject(Subject):
                 at_once //= 2
                 torch.cuda.empty_cache()
 
+    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
+        return self.live(rewrites)
+
     @contextlib.contextmanager
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    def live(
+        self,
+        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        *,
+        rows: int | None = None,
+        base: Tensor | None = None,
+        every_token: bool = False,
+    ) -> Iterator[None]:
+        """While open, the live model rewrites these places in the prompts it is called with; see `LivePrompt`.
+
+        `base` are the input rows of those prompts, for places at named positions. With `every_token` last-token
+        places are rewritten at each generated token, too. `rows`, the number of different prompts, allows each to come
+        in several copies next to each other, as `generate` makes them for beams and return sequences.
+        """
         chosen = {name: self._spots[self.place(name).name] for name in rewrites}
-        named = [name for name, spot in chosen.items() if spot.position != LAST]
-        if named:
-            raise PlotError(f"The live model does not know where {named[0]} is in its prompts; only the last token is.")
-        padding: list[Tensor] = []  # tokens after the last real one, per row
-
-        def look(_: nn.Module, __: Any, kwargs: Mapping[str, Any]) -> None:
-            mask = kwargs.get("attention_mask")
-            padding.clear()
-            if isinstance(mask, Tensor) and mask.ndim == 2:
-                padding.append(mask.flip(1).long().argmax(dim=1))
-
-        def change(spot: Spot, rewrite: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-            def edited(whole: Tensor) -> Tensor:
-                back = 1 + (padding[0] if padding else torch.zeros(len(whole), dtype=torch.long))
-                return spot.rewritten(whole.unsqueeze(1), back, lambda a: rewrite(a[0]).unsqueeze(0)).squeeze(1)
-
-            return edited
-
-        hooks = [self.decoder.trunk.register_forward_pre_hook(look, with_kwargs=True)]
-        hooks += [self.decoder.hook(*spot.stage, change(spot, rewrites[name])) for name, spot in chosen.items()]
+        prompt = LivePrompt(self._positions_of(base, list(chosen.values())), rows, self.tokens, every_token)
+        prompt.require(list(chosen.values()))
+        hooks = [self.decoder.trunk.register_forward_pre_hook(prompt.look, with_kwargs=True)]
+        hooks += [
+            self.decoder.hook(*spot.stage, prompt.rewriting(spot, rewrites[name])) for name, spot in chosen.items()
+        ]
         with removed(hooks):
             yield
+
+    def _positions_of(self, base: Tensor | None, wanted: Sequence[Spot]) -> dict[str, Tensor] | None:
+        """How far from the end the named positions of some prompts are, and under LENGTHS how long those are."""
+        if base is None:
+            return None
+        lengths = self._encoded(base)[1].sum(dim=1)
+        named = {spot.position for spot in wanted}
+        positions = {name: where for name, where in self.positions.items() if name in named}
+        return {**counted_back(positions, base, lengths, None), LENGTHS: lengths}
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -337,6 +353,21 @@ class DecoderSubject(Subject):
         loose = torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters)
         with frozen(self.decoder.model) if loose or self.decoder.model.training else contextlib.nullcontext():
             yield
+
+    def _refuse_unresumable(self) -> None:
+        """Record and resume a few tokens before any prompt is: what cannot be resumed is refused here."""
+        ids = torch.arange(1, 6).unsqueeze(0) % self.decoder.vocabulary
+        trial = copy.copy(self)
+        trial.encode, trial.positions, trial.tokens = lambda _: (ids, torch.ones_like(ids)), {}, None
+        trial.memory = 1 << 30
+        trial._spots = {name: spot for name, spot in self._spots.items() if spot.position == LAST}
+        try:
+            trial._record(torch.zeros(1, 1), torch.tensor([0]))
+        except Exception as e:
+            if isinstance(e, PlotError) and "cannot be resumed" in str(e):
+                raise
+            name = type(self.decoder.model).__name__
+            raise PlotError(f"{name} cannot be resumed at an edit: {e} Use ModuleSubject for it.") from e
 
     @torch.no_grad()
     def _check(self, store: DecoderStore, ids: Tensor, real: Tensor, row: int) -> None:

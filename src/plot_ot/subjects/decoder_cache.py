@@ -43,11 +43,13 @@ def branch_attention(
     attention_mask: Prefix,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Float[Tensor, " heads"] | None = None,
     **_: Any,
 ) -> tuple[Float[Tensor, "pairs queries heads width"], None]:
     """Attention of V branches of T tokens each: a query sees its pair's prefix and its own branch, no other branch.
 
-    All heads and variants that share keys are one product with them, and V x V scores are never formed.
+    All heads and variants that share keys are one product with them, and V x V scores are never formed. `s_aux` are
+    attention sinks: a score per head that takes weight from all tokens.
     """
     prefix, tail = attention_mask, attention_mask.tail
     pairs, heads, queries, width = query.shape
@@ -61,8 +63,11 @@ def branch_attention(
         scores = softcap * torch.tanh(scores / softcap)
     if prefix.hidden is not None:
         scores = scores + prefix.hidden
+    if s_aux is not None:
+        sinks = s_aux.to(scores.dtype).reshape(1, key.shape[1], -1, 1, 1, 1)
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    seen, within = weights.split([prefix.keys.shape[2], tail], dim=-1)
+    seen, within = weights[..., : prefix.keys.shape[2] + tail].split([prefix.keys.shape[2], tail], dim=-1)
     out = (seen.flatten(2, 4) @ prefix.values).unflatten(2, q.shape[2:5])
     out = out + (within * v if tail == 1 else within @ v)
     return out.reshape(pairs, heads, queries, -1).transpose(1, 2), None

@@ -26,6 +26,15 @@ VOCABULARY_AT_ONCE = 8192
 """Columns of logits computed at a time where only their maximum is wanted."""
 
 
+FACTS = (
+    *("hidden_act", "hidden_activation", "activation_function", "num_attention_heads", "num_key_value_heads"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "sliding_window", "query_pre_attn_scalar"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "logits_scaling"),
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
+)
+"""Settings that change what a model of the same weights computes."""
+
+
 @dataclass(frozen=True)
 class Anatomy:
     """The parts of a block, where they are modules of their own."""
@@ -175,6 +184,12 @@ class Decoder:
         return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The settings, where the model has them, that tell it from others of the same weights."""
+        text = self.trunk.config.get_text_config()  # type: ignore[union-attr, operator]
+        return {name: value for name in FACTS if (value := getattr(text, name, None)) is not None}
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the blocks compute in."""
         return next(p.dtype for p in self.blocks[0].parameters() if p.is_floating_point())
@@ -287,11 +302,15 @@ def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> De
 def _anatomy(block: nn.Module, ran: Sequence[tuple[nn.Module, tuple[Any, ...], Mapping[str, Any], Tensor]]) -> Anatomy:
     """Attention is the part that was given the mask, the MLP the other one with matrices; the projection comes last."""
     children = list(block.children())
-    called = [(m, args, kwargs) for m, args, kwargs, _ in ran if m in children]
-    attention = next((m for m, _, kwargs in called if "attention_mask" in kwargs), None)
-    others = [m for m, *_ in called if m is not attention and any(p.ndim > 1 for p in m.parameters())]
+    called = [(m, kwargs, output) for m, _, kwargs, output in ran if m in children]
+    attention = next((m for m, kwargs, _ in called if "attention_mask" in kwargs), None)
+    others = [(m, o) for m, _, o in called if m is not attention and any(p.ndim > 1 for p in m.parameters())]
     projection, heads = None, 0
     for m, args, *_ in ran:
         if attention is not None and m in list(attention.children()) and any(p.ndim > 1 for p in m.parameters()):
             projection, heads = m, args[0].shape[-1]
-    return Anatomy(attention, projection, others[0] if len(others) == 1 else None, heads)
+    # an MLP that is no module of its own ends in the last of the block's matrices
+    mlp = None
+    if others and (len(others) == 1 or all(isinstance(m, nn.Linear) for m, _ in others)):
+        mlp = others[-1][0] if others[-1][1].ndim == 3 else None  # some lose sight of the tokens there
+    return Anatomy(attention, projection, mlp, heads)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen, here
 
 
 class GRUNet(nn.Module):
@@ -64,6 +64,9 @@ class GRUSubject(Subject):
     def weights(self) -> Mapping[str, Tensor]:
         return self.net.state_dict()
 
+    def structure(self) -> str:
+        return repr(self.net)
+
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
         kept: dict[str, list[Tensor]] = {p.name: [] for p in self.places}
 
@@ -101,7 +104,7 @@ class GRUSubject(Subject):
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
         at = {self.place(name).position: rewrite for name, rewrite in rewrites.items()}
-        step = 0
+        step, ours = 0, here()
 
         def restart(*_: object) -> None:
             nonlocal step
@@ -110,7 +113,7 @@ class GRUSubject(Subject):
         def count(_: nn.Module, __: object, h: Tensor) -> Tensor:
             nonlocal step
             rewrite, step = at.get(step), step + 1
-            return h if rewrite is None else rewrite(h)
+            return h if rewrite is None or not ours() else rewrite(h)
 
         hooks = [self.net.register_forward_pre_hook(restart), self.net.cell.register_forward_hook(count)]
         try:

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen, here
+
+Position = int | tuple[int, ...] | Callable[[Tensor], "Int[Tensor, ' rows']"] | None
+"""Where in a module's output a place is; see `ModuleSubject`."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A place: a submodule, which of its runs within a forward pass, and where in its output."""
+
+    module: nn.Module
+    run: int | None
+    """None where it runs once."""
+    position: Position
 
 
 class ModuleSubject(Subject):
     """`places` names submodules by their dotted path, or maps names of your own to such paths.
 
-    The activation of a place is its submodule's output (the first entry of a tuple): [rows, d] as it is,
-    [rows, positions, d] at `position`, any other shape flattened to [rows, d]. `encode` turns the bank's input rows
-    into what the module is called with; `readout` turns what it returns into a tensor of outputs.
+    The activation of a place is its submodule's output (the first entry of a tuple), rows first, flattened to
+    [rows, d]. Of a submodule that runs several times in a forward pass, as a recurrent cell does, `path#2` is the third
+    run. `position`, one for all places or a mapping from places, picks a part of an output [rows, n, ...]: the index
+    of a token (or channel, or timestep) along its second dimension, or a function from input rows to such indices,
+    which finds it separately in every base and source; of images [rows, channels, height, width] a tuple (y, x) is the
+    channels' vector at a pixel.
+
+    `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments);
+    `readout` turns what it returns into a tensor of outputs.
     """
 
     def __init__(
@@ -27,22 +48,23 @@ class ModuleSubject(Subject):
         places: Sequence[str] | Mapping[str, str],
         example: Tensor,
         *,
-        position: int | None = None,
+        position: Position | Mapping[str, Position] = None,
         encode: Callable[[Tensor], Any] | None = None,
         readout: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.module = module
-        self.position = position
         self.encode = encode or self._as_floats
         self.readout = readout or _plain_tensor
         paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
         if not paths:
             raise PlotError("A subject needs at least one place; name the submodules to look at.")
+        positions = position if isinstance(position, Mapping) else dict.fromkeys(paths, position)
+        for name in positions:
+            if name not in paths:
+                unknown("place with a position", name, list(paths))
         known = dict(module.named_modules())
-        for path in paths.values():
-            if path not in known:
-                unknown("submodule", path, [n for n in known if n])
-        self._modules = {name: known[path] for name, path in paths.items()}
+        self._taps = {name: _tap(path, known, positions.get(name)) for name, path in paths.items()}
+        self._rows: Tensor | None = None
         self.places = self._trace(example)
 
     def _trace(self, example: Tensor) -> tuple[Place, ...]:
@@ -53,19 +75,26 @@ class ModuleSubject(Subject):
             def look(activation: Tensor) -> Tensor:
                 if name in widths:
                     raise PlotError(
-                        f"Place '{name}' runs more than once per forward pass; name a module that runs once."
+                        f"Place '{name}' runs more than once per forward pass; name a module that runs once, or one "
+                        f"of its runs as 'path#0', 'path#1', ..."
+                    )
+                if len(activation) != 1:
+                    raise PlotError(
+                        f"Place '{name}' outputs {len(activation)} rows for one input: the rows must come first (a "
+                        f"recurrent layer needs batch_first=True)."
                     )
                 widths[name] = activation.shape[1]
                 return activation
 
             return look
 
-        with self.intervene({n: note(n) for n in self._modules}):
+        with torch.no_grad(), self.intervene({n: note(n) for n in self._taps}):
             self._outputs(example[:1])
-        silent = [n for n in self._modules if n not in widths]
+        silent = [n for n in self._taps if n not in widths]
         if silent:
             raise PlotError(f"These places never ran in the forward pass: {', '.join(silent)}.")
-        return tuple(Place(n, w, k + 1, self.position) for k, (n, w) in enumerate(widths.items()))
+        indices = {n: p if isinstance(p := tap.position, int) else tap.run for n, tap in self._taps.items()}
+        return tuple(Place(n, w, k + 1, indices[n]) for k, (n, w) in enumerate(widths.items()))
 
     # -- Subject -----------------------------------------------------------------------------------------
 
@@ -76,13 +105,16 @@ class ModuleSubject(Subject):
     def weights(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
 
+    def structure(self) -> str:
+        return repr(self.module)
+
     @property
     def response_bytes(self) -> int:
         # a full forward keeps more alive than its places show
         return 4 * 4 * sum(p.width for p in self.places)
 
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
-        kept: dict[str, list[Tensor]] = {n: [] for n in self._modules}
+        kept: dict[str, list[Tensor]] = {n: [] for n in self._taps}
 
         def keep(name: str) -> Callable[[Tensor], Tensor]:
             def look(activation: Tensor) -> Tensor:
@@ -92,7 +124,7 @@ class ModuleSubject(Subject):
             return look
 
         outputs = []
-        with torch.no_grad(), self.intervene({n: keep(n) for n in self._modules}):
+        with torch.no_grad(), self.intervene({n: keep(n) for n in self._taps}):
             for chunk in inputs.split(self.responses_per_batch):
                 outputs.append(self._outputs(chunk))
         return Store(inputs, {n: torch.cat(a) for n, a in kept.items()}, torch.cat(outputs))
@@ -113,45 +145,132 @@ class ModuleSubject(Subject):
 
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-        hooks = [
-            self._modules[name].register_forward_hook(self._hook(name, rewrite)) for name, rewrite in rewrites.items()
-        ]
+        ours, runs = here(), dict.fromkeys(rewrites, 0)
+
+        def restart(*_: Any) -> None:
+            if ours():
+                runs.update(dict.fromkeys(runs, 0))
+
+        hooks = [self.module.register_forward_pre_hook(restart)]
+        for name, rewrite in rewrites.items():
+            if name not in self._taps:
+                unknown("place", name, list(self._taps))
+            hooks.append(self._taps[name].module.register_forward_hook(self._hook(name, rewrite, runs, ours)))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
+    @contextlib.contextmanager
+    def live(
+        self,
+        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        *,
+        rows: int | None = None,
+        base: Tensor | None = None,
+        every_token: bool = False,
+    ) -> Iterator[None]:
+        """`base` are the input rows the module will be called with, for places that are elsewhere in every input."""
+        moving = [name for name in rewrites if callable(self._taps[self.place(name).name].position)]
+        if moving and base is None:
+            raise PlotError(
+                f"The live module does not know where {moving[0]} is in its inputs: give the input rows that it will "
+                f"be called with as `base`."
+            )
+        before = self._rows
+        with super().live(rewrites, rows=rows, every_token=every_token):
+            self._rows = base
+            try:
+                yield
+            finally:
+                self._rows = before
+
     # -- parts -------------------------------------------------------------------------------------------
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        encoded = self.encode(inputs)
-        with frozen(self.module):
-            return self.readout(self.module(encoded))
+        encoded, before = self.encode(inputs), self._rows
+        self._rows = inputs
+        try:
+            with frozen(self.module):
+                return self.readout(self.module(**encoded) if isinstance(encoded, Mapping) else self.module(encoded))
+        finally:
+            self._rows = before
 
     def _as_floats(self, rows: Tensor) -> Tensor:
         floats = (t.dtype for t in self.weights().values() if t.is_floating_point())
         return rows.to(self.device, next(floats, torch.get_default_dtype()))
 
-    def _hook(self, name: str, rewrite: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def _hook(
+        self,
+        name: str,
+        rewrite: Callable[[Tensor], Tensor],
+        runs: dict[str, int],
+        ours: Callable[[], bool],
+    ) -> Callable[..., Any]:
+        tap = self._taps[name]
+
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
+            if not ours():
+                return None
+            run, runs[name] = runs[name], runs[name] + 1
+            if tap.run not in (None, run):
+                return None
             whole = output[0] if isinstance(output, tuple) else output
             if not isinstance(whole, Tensor):
                 raise PlotError(f"Place '{name}' outputs {type(whole).__name__}; a place must output a tensor.")
-            if self.position is None:
+            if tap.position is None:
                 edited = rewrite(whole.flatten(1)).reshape(whole.shape)
             else:
-                if whole.ndim != 3 or not -whole.shape[1] <= self.position < whole.shape[1]:
-                    raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {self.position}.")
-                vector = whole[:, self.position]
+                at = self._where(name, tap.position, whole)
+                part = whole[at]
+                vector = part.flatten(1)
                 new = rewrite(vector)
                 if new is vector:
                     return output
                 edited = whole.clone()
-                edited[:, self.position] = new
+                edited[at] = new.view_as(part)
             return (edited, *output[1:]) if isinstance(output, tuple) else edited
 
         return hook
+
+    def _where(self, name: str, position: Position, whole: Tensor) -> tuple[Any, ...]:
+        """An index into a module's output."""
+        if callable(position):
+            if self._rows is None or len(self._rows) != len(whole):
+                known = "none" if self._rows is None else f"{len(self._rows)}"
+                raise PlotError(
+                    f"The position of '{name}' is a function of the input rows, and {known} are known for the "
+                    f"{len(whole)} rows that run: give them as `base`."
+                )
+            index = torch.as_tensor(position(self._rows), device=whole.device).long()
+            if index.shape != (len(whole),):
+                raise PlotError(
+                    f"The position of '{name}' must be one index for each of {len(whole)} rows; found shape "
+                    f"{tuple(index.shape)}."
+                )
+            low, high, at = int(index.min()), int(index.max()), (torch.arange(len(whole), device=whole.device), index)
+            inside = whole.ndim >= 3 and -whole.shape[1] <= low <= high < whole.shape[1]
+        elif isinstance(position, tuple):
+            at = (slice(None), slice(None), *position)  # type: ignore[assignment]
+            sizes = whole.shape[2:]
+            inside = len(sizes) == len(position) and all(-n <= k < n for k, n in zip(position, sizes, strict=True))
+        else:
+            at = (slice(None), position)  # type: ignore[assignment]
+            inside = whole.ndim >= 3 and position is not None and -whole.shape[1] <= position < whole.shape[1]
+        if not inside:
+            shown = f"{low}..{high}" if callable(position) else position
+            raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {shown}.")
+        return at
+
+
+def _tap(path: str, known: Mapping[str, nn.Module], position: Position) -> Tap:
+    name, _, run = path.partition("#")
+    if name not in known:
+        unknown("submodule", name, [n for n in known if n])
+    if run and not run.isdigit():
+        raise PlotError(f"'{path}' does not name a run of '{name}': write a number, '{name}#0' for the first.")
+    return Tap(known[name], int(run) if run else None, position)
 
 
 def _plain_tensor(output: Any) -> Tensor:
