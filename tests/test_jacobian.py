@@ -234,11 +234,13 @@ def test_whole_places_are_warned_about():
     assert jacobian.coarse(blocks(2)(recording, recording.subject.places)) == []
 
 
-def test_sites_of_several_places_are_refused(monkeypatch):
+def test_sites_of_several_places_are_refused():
     recording = recorded(network())
-    monkeypatch.setattr(jacobian, "places_of", lambda site: recording.subject.places)
-    with pytest.raises(PlotError, match="spans several places"):
-        jacobian_signatures(recording, neurons(recording, recording.subject.places), readout("softmax"))
+    first, second = recording.subject.places
+    family = mixed_menu(recording)
+    family = SiteFamily((*family.sites, Site("both", first, (0,), ((second, (1,)),))), family.frames)
+    with pytest.raises(PlotError, match="Site both spans several places"):
+        jacobian_signatures(recording, family, readout("softmax"))
 
 
 def test_infinite_derivatives_are_named():

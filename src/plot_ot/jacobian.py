@@ -22,7 +22,7 @@ from torch import Tensor
 
 from plot_ot.edits import Distinct
 from plot_ot.errors import PlotError
-from plot_ot.signatures import Collection, Readout, Signatures, SignatureSpec, places_of
+from plot_ot.signatures import Collection, Readout, Signatures, SignatureSpec
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place, Recording, Subject
 
@@ -180,7 +180,7 @@ def coarse(family: SiteFamily) -> list[int]:
 
 
 def _refuse(family: SiteFamily) -> None:
-    several = [s.name for s in family.sites if len(places_of(s)) > 1]
+    several = [s.name for s in family.sites if s.more]
     if several:
         raise PlotError(
             f"Site {several[0]} spans several places ({len(several)} such sites): linearised signatures know sites of "

@@ -13,7 +13,7 @@ from torch import Tensor
 from plot_ot.edits import Distinct, EditBatch, Gathered, resume_edited
 from plot_ot.errors import PlotError, unknown
 from plot_ot.pooling import Gram, Moments, Pooled, deal, jackknife, subsample
-from plot_ot.sites import Site, SiteFamily
+from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place
 
 
@@ -307,7 +307,7 @@ def signatures(
     collection = Collection(recording, family, look, spec, variables)
     recording, gram = collection.recording, collection.gram
     size = recording.subject.responses_per_batch
-    for places, sites in _together(recording, family):
+    for places, sites in family.together():
         distinct = Distinct.of(recording, places)
         weight, u = gram.pool(distinct)
         gathered = [Gathered(distinct.once, p) for p in places]
@@ -324,24 +324,6 @@ def signatures(
             noise += collection.noise_of(features[-1], recorded, weight[here])
         gram.noise = max(gram.noise, noise**0.5)
     return collection.finish()
-
-
-def _together(recording: BankRecording, family: SiteFamily) -> list[tuple[list[Place], list[int]]]:
-    """The sites by the places they edit, these in forward order."""
-    order = {p.name: k for k, p in enumerate(recording.subject.places)}
-    groups: dict[tuple[str, ...], list[int]] = {}
-    found: dict[tuple[str, ...], list[Place]] = {}
-    for j, site in enumerate(family.sites):
-        places = sorted(places_of(site), key=lambda p: order.get(p.name, 0))
-        key = tuple(p.name for p in places)
-        groups.setdefault(key, []).append(j)
-        found[key] = places
-    return [(found[key], sites) for key, sites in groups.items()]
-
-
-def places_of(site: Site) -> list[Place]:
-    """All places a site edits."""
-    return [site.place, *(place for place, _ in getattr(site, "more", ()))]
 
 
 def _cut(sites: list[int], size: int) -> list[list[int]]:
