@@ -1,0 +1,18 @@
+"""Take handles elsewhere, and bring rotations from there: pyvene, the MIB causal-variable track, causalab."""
+
+from plot_ot.exchange.causalab import from_causalab, to_causalab
+from plot_ot.exchange.components import pyvene_model
+from plot_ot.exchange.mib import from_mib, to_mib
+from plot_ot.exchange.pyvene import pyvene_inputs, to_pyvene
+from plot_ot.exchange.pyvene_reading import from_pyvene
+
+__all__ = [
+    "from_causalab",
+    "from_mib",
+    "from_pyvene",
+    "pyvene_inputs",
+    "pyvene_model",
+    "to_causalab",
+    "to_mib",
+    "to_pyvene",
+]

@@ -1,0 +1,98 @@
+"""Files written by torch.save, read as tensors and plain values only; and the orthogonal layers that are kept in them.
+
+Such a file is a pickle inside a zip. It is read by torch's restricted reader, which builds tensors, lists, dicts and
+numbers and calls nothing else; old-style files that are bare pickles are refused unread, and so is whatever unpacks to
+more bytes than the place it belongs to can need.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
+
+from plot_ot.safe_files import read_bytes
+
+
+def read_torch_file(path: str | os.PathLike[str], most: int) -> Any:
+    """What torch.save wrote, in at most `most` bytes; a ValueError or OSError says what is wrong."""
+    data = read_bytes(path, most)
+    if not zipfile.is_zipfile(io.BytesIO(data)):
+        raise ValueError("it is not a zip file of torch.save, and bare pickles are not opened")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            inside = archive.infolist()
+    except zipfile.BadZipFile as e:
+        raise ValueError(f"damaged zip file: {e}") from e
+    if any(i.compress_type != zipfile.ZIP_STORED for i in inside) or sum(i.file_size for i in inside) > most:
+        raise ValueError(f"it unpacks to more than {most:,} bytes or is compressed, which torch.save does not do")
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as e:  # a damaged pickle can raise anything
+        said = (str(e) or type(e).__name__).splitlines()[0]
+        raise ValueError(f"it holds more than tensors, or is damaged: {said[:200]}") from e
+
+
+def to_bytes(value: Any) -> bytes:
+    """What torch.save writes."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+class RotateLayer(nn.Module):
+    """Orthonormal columns [d, k] behind torch's orthogonal parametrization: what pyvene and CausalAbstraction save."""
+
+    weight: Tensor
+
+    def __init__(self, basis: Float[Tensor, "d k"]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(basis.detach().float().cpu().clone(memory_format=torch.contiguous_format))
+        orthogonal(self)
+
+    def forward(self, a: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows k"]:
+        return a.to(self.weight.dtype) @ self.weight
+
+
+def rotation_in(state: Mapping[str, Tensor], prefix: str, width: int) -> Float[Tensor, "d k"]:
+    """The orthonormal columns that a saved layer's parameters stand for."""
+    inside = {name[len(prefix) :]: t for name, t in state.items() if name.startswith(prefix)}
+    plain, original = inside.get("weight"), inside.get("parametrizations.weight.original")
+    found = tensor_of(original if plain is None else plain, f"{prefix}weight")
+    if found.ndim != 2 or found.shape[0] != width or not 1 <= found.shape[1] <= width:
+        raise ValueError(f"a rotation of shape {tuple(found.shape)} at a place of width {width}")
+    basis = found
+    if plain is None:
+        layer = RotateLayer(torch.eye(*found.shape))
+        layer.load_state_dict({name: tensor_of(t, prefix + name) for name, t in inside.items()})
+        basis = layer.weight.detach()
+    error = float((basis.T @ basis - torch.eye(basis.shape[1])).abs().max())
+    if not error < 1e-3:
+        raise ValueError(f"its columns are not orthonormal (off by {error:.2g})")
+    return basis
+
+
+def tensor_of(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """A finite, plain tensor of floats, or a ValueError."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type == "meta":
+        raise ValueError(f"no tensor {name}")
+    if not value.is_floating_point() or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise ValueError(f"{name} is not a tensor of floats that is all there")
+    if shape is not None and tuple(value.shape) != shape:
+        raise ValueError(f"{name} of shape {tuple(value.shape)}, not {shape}")
+    value = value.detach().cpu().float().clone(memory_format=torch.contiguous_format)
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"NaN or infinity in {name}")
+    return value
+
+
+def most_bytes(width: int) -> int:
+    """More than any linear featurizer of a vector of this width takes, twice over and in float64."""
+    return 4 * 8 * width * width + (1 << 20)
