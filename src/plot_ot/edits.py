@@ -2,7 +2,8 @@
 
     a  <-  a + W ( g * ( Rᵀ a_source - Rᵀ a ) )
 
-The frame (R reads, W writes) holds directions, the gains g say how much of each is taken from the source.
+The frame (R reads, W writes) holds directions, the gains g say how much of each is taken from the source. Where
+reading is not linear (the encoder of a sparse autoencoder), Rᵀ a stands for σ(Rᵀ a + bias).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.banks import first_of_each, row_codes
+from plot_ot.encoder import Encoder
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
 from plot_ot.subjects.base import Rewrite
@@ -25,13 +27,14 @@ from plot_ot.subjects.base import Rewrite
 class Frame:
     """Directions of an activation vector of width d: R, W of shape [d, r], or one per variant [V, d, r].
 
-    `read` None is the identity; `write` None is W = R (an orthonormal frame).
+    `read` None is the identity; `write` None is W = R (an orthonormal frame); an `encoder` makes reading nonlinear.
     """
 
     width: int
     read: Float[Tensor, "*variants d r"] | None = None
     write: Float[Tensor, "*variants d r"] | None = None
     kind: str = "identity"
+    encoder: Encoder | None = None
 
     @classmethod
     def identity(cls, width: int) -> Frame:
@@ -54,14 +57,28 @@ class Frame:
             raise PlotError(f"Read and write must have one shape; found {tuple(read.shape)} and {tuple(write.shape)}.")
         return cls(read.shape[-2], read, write, kind)
 
+    @classmethod
+    def encoded(
+        cls, read: Float[Tensor, "d r"], write: Float[Tensor, "d r"], encoder: Encoder, kind: str = "sae"
+    ) -> Frame:
+        """Features of a sparse autoencoder: read through its encoder, written through its decoder."""
+        if read.ndim != 2 or read.shape != write.shape or encoder.bias.shape != read.shape[1:]:
+            raise PlotError(
+                f"Read, write and bias must be [d, r], [d, r] and [r]; found {tuple(read.shape)}, "
+                f"{tuple(write.shape)} and {tuple(encoder.bias.shape)}."
+            )
+        return cls(read.shape[0], read, write, kind, encoder)
+
     @property
     def rank(self) -> int:
         """r, the number of directions."""
         return self.width if self.read is None else self.read.shape[-1]
 
     def coordinates(self, a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch r"]:
-        """Rᵀ a."""
-        return a if self.read is None else a @ self.read
+        """Rᵀ a, or what the encoder makes of it."""
+        if self.read is None:
+            return a
+        return a @ self.read if self.encoder is None else self.encoder.read(a, self.read, None)
 
     def lift(self, c: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch d"]:
         """W c."""
@@ -72,6 +89,7 @@ class Frame:
         """Directions given in this frame's coordinates: R Q_R and W Q_W (PLOT-PCA-DAS is R_Z Q)."""
         if self.read is None or inner.read is None:
             return inner if self.read is None else self
+        self._require_linear("mixed with others")
         write = None
         if self.write is not None or inner.write is not None:
             outer = self.read if self.write is None else self.write
@@ -84,9 +102,21 @@ class Frame:
         first = frames[0]
         if first.read is None:
             return first
+        for f in frames:
+            f._require_linear("stacked with other frames")
         read = torch.stack([f.read for f in frames if f.read is not None])
         write = torch.stack([f.write if f.write is not None else f.read for f in frames if f.read is not None])
         return cls(first.width, read, write, first.kind)
+
+    def only(self, some: Int[Tensor, " some"]) -> Frame:
+        """The frame of some of its directions, which must have been given (not the identity)."""
+        assert self.read is not None  # noqa: S101
+        return replace(
+            self,
+            read=self.read[..., some],
+            write=None if self.write is None else self.write[..., some],
+            encoder=None if self.encoder is None else self.encoder.only(self.read, some),
+        )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Frame:
         """The frame's tensors moved."""
@@ -94,7 +124,15 @@ class Frame:
             self,
             read=None if self.read is None else self.read.to(device, dtype),
             write=None if self.write is None else self.write.to(device, dtype),
+            encoder=None if self.encoder is None else self.encoder.to(device, dtype),
         )
+
+    def _require_linear(self, use: str) -> None:
+        if self.encoder is not None:
+            raise PlotError(
+                f"Directions of a '{self.kind}' frame are read through an encoder and cannot be {use}. "
+                f"Choose gains for them instead (a coupling, TrainMask), or rotate the whole place."
+            )
 
 
 @dataclass(frozen=True)
@@ -136,6 +174,8 @@ class EditBatch:
         if self.frame.read is None:
             # a + g (a_source - a): one pass over what is large, be that the shared difference or the variants' own a
             return torch.addcmul(a, g, source - a) if len(a) == 1 else torch.lerp(a, source, g)
+        if self.frame.encoder is not None:
+            return self.frame.encoder.edited(a, source, self.frame.read, self.frame.write, self.gains)
         change = self.frame.coordinates(source - a)  # reading is linear
         return a + self.frame.lift(g * change)
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.encoder import Encoder
 from plot_ot.errors import PlotError
 from plot_ot.runs import to_json, write_atomically
 from plot_ot.subjects import Place, Subject, record_pairs
 from plot_ot.version import __version__
 
 FORMAT = "plot-ot handle 1"
+ENCODED_FORMAT = "plot-ot handle 2"
+"""Of handles that read through an encoder: a version that would not know it refuses the file."""
+ENCODER_PARTS = ("bias", "features", "threshold", "rivals", "rival_bias")
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,9 @@ class Handle:
         tensors: dict[str, Tensor] = {}
         described = []
         for k, e in enumerate(self.edits):
-            for part, tensor in (("gains", e.gains), ("read", e.frame.read), ("write", e.frame.write)):
+            parts = {"gains": e.gains, "read": e.frame.read, "write": e.frame.write}
+            parts |= {part: getattr(e.frame.encoder, part, None) for part in ENCODER_PARTS}
+            for part, tensor in parts.items():
                 if tensor is not None:
                     tensors[f"{k}.{part}"] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             place = {
@@ -131,8 +137,10 @@ class Handle:
                 "position": e.place.position,
             }
             described.append({"place": place, "frame": e.frame.kind})
+            if e.frame.encoder is not None:
+                described[-1]["encoder"] = {"k": e.frame.encoder.k}
         header = {
-            "format": FORMAT,
+            "format": ENCODED_FORMAT if any("encoder" in d for d in described) else FORMAT,
             "version": __version__,
             "variable": self.variable,
             "subject": self.subject,
@@ -148,8 +156,9 @@ class Handle:
             with safe_open(str(path), framework="pt") as file:
                 header = json.loads((file.metadata() or {})["plot_ot"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if header["format"] != FORMAT:
-                raise PlotError(f"{path} has format {header['format']!r}; this version reads {FORMAT!r}.")
+            if header["format"] not in (FORMAT, ENCODED_FORMAT):
+                known = f"{FORMAT!r} and {ENCODED_FORMAT!r}"
+                raise PlotError(f"{path} has format {header['format']!r}; this version reads {known}.")
             edits = [_read_edit(k, described, tensors) for k, described in enumerate(header["edits"])]
             handle = cls(str(header["variable"]), tuple(edits), str(header["subject"]), dict(header["chosen"]))
         except FileNotFoundError:
@@ -170,10 +179,33 @@ def _read_edit(k: int, described: Mapping[str, Any], tensors: Mapping[str, Tenso
     for part in (frame.read, frame.write):
         if part is not None and (part.ndim != 2 or part.shape[0] != place.width or part.shape[1] != frame.rank):
             raise ValueError(f"a frame of shape {tuple(part.shape)} at a place of width {place.width}")
+    if "encoder" in described:
+        frame = replace(frame, encoder=_read_encoder(k, described["encoder"]["k"], tensors, frame))
     gains = tensors[f"{k}.gains"]
     if gains.shape != (frame.rank,) or not torch.isfinite(gains).all():
         raise ValueError(f"gains of shape {tuple(gains.shape)} for {frame.rank} directions")
     return Edit(place, frame, gains)
+
+
+def _read_encoder(k: int, largest: Any, tensors: Mapping[str, Tensor], frame: Frame) -> Encoder:
+    parts = {part: tensors.get(f"{k}.{part}") for part in ENCODER_PARTS}
+    if parts["bias"] is None or parts["features"] is None or frame.read is None or frame.write is None:
+        raise ValueError("an encoder without its bias, features, read or write")
+    if largest is not None and (type(largest) is not int or largest < 1):
+        raise ValueError(f"an encoder that keeps the {largest!r} largest features")
+    others = parts["rivals"].shape[-1] if parts["rivals"] is not None else 0
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(ENCODER_PARTS, (frame.rank,))
+    shapes |= {"rivals": (frame.width, others), "rival_bias": (others,)}
+    for part, tensor in parts.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shapes[part] or tensor.is_floating_point() == (part == "features"):
+            raise ValueError(f"an encoder's {part} of shape {tuple(tensor.shape)} and type {tensor.dtype}")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"NaN or infinity in an encoder's {part}")
+    if (parts["rivals"] is None) != (parts["rival_bias"] is None):
+        raise ValueError("an encoder's rivals without their bias")
+    return Encoder(parts["bias"], parts["features"], parts["threshold"], largest, parts["rivals"], parts["rival_bias"])
 
 
 def handle_from_edits(
@@ -188,5 +220,9 @@ def handle_from_edits(
         read, write = one.frame.read, one.frame.write
         read = read[0] if read is not None and read.ndim == 3 else read
         write = write[0] if write is not None and write.ndim == 3 else write
-        kept.append(Edit(one.place, Frame(one.frame.width, read, write, one.frame.kind), one.gains[0]))
+        frame, gains = replace(one.frame, read=read, write=write), one.gains[0]
+        if frame.encoder is not None:  # a dictionary is large: keep the features that are used
+            used = (gains != 0).nonzero().squeeze(1) if bool(gains.any()) else torch.tensor([0])
+            frame, gains = frame.only(used.to(gains.device)), gains[used]
+        kept.append(Edit(one.place, frame, gains))
     return Handle(variable, tuple(kept), subject.identity(), chosen)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.edits import Distinct, EditBatch, Frame, Gathered, resume_edited
@@ -111,39 +111,93 @@ def _train(
     like = recording.store.activations[place.name]
     widest = max(k for _, k, _ in jobs)
     room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
+    columns = room.rank if spec.optimiser == "adam" else widest  # whose generator turns all directions
+    start = starting_frames([(v, r) for v, _, r in jobs], room, columns, generator, starts)
+    gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
+    labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
+    rotations = trained_frames(spec, start.to(like), gains)
+    final, epochs = descend(
+        recording, [place], labels, look, spec, generator, _Rotations(place, room, rotations, gains, jobs)
+    )
+    return [
+        Rotation(place, v, room.compose(rotations.finished(j, k)), k, r, float(final[j]), int(epochs[j]))
+        for j, (v, k, r) in enumerate(jobs)
+    ]
+
+
+def starting_frames(
+    jobs: Sequence[tuple[str, int]], room: Frame, columns: int, generator: torch.Generator, starts: Mapping[str, Frame]
+) -> Float[Tensor, "jobs inner columns"]:
+    """Random orthonormal columns in the room's coordinates for every (variable, restart).
+
+    A variable's first restart begins with the directions of its frame in `starts`.
+    """
     inner = room.rank
-    drawn = torch.randn(len(jobs), inner, inner, generator=generator)
-    if spec.optimiser != "adam":  # whose generator turns all directions
-        drawn = drawn[:, :, :widest]
-    for j, (v, _, restart) in enumerate(jobs):
+    drawn = torch.randn(len(jobs), inner, inner, generator=generator)[:, :, :columns]
+    for j, (v, restart) in enumerate(jobs):
         if v in starts and not restart:
             given = starts[v].lift(torch.eye(starts[v].rank)).mT  # the directions the frame writes along
             given = room.coordinates(given.mT).mT[:, : drawn.shape[2]]
             drawn[j, :, : given.shape[1]] = given / given.norm(dim=0).clamp(min=1e-12)
-    start = torch.linalg.qr(drawn)[0]
-    gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
-    labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
-    kinds: dict[str, Callable[..., _Frames]] = {"adam": _Generator, "oblique": _Oblique, "riemannian": _Tangent}
-    rotations = kinds[spec.optimiser](start.to(like), gains, spec)
-    distinct = Distinct.of(recording, [place])
-    gathered = [Gathered(distinct.once, place)]
+    return torch.linalg.qr(drawn)[0]
+
+
+# -- descent: any batch of variants, each with its own loss, clipping and early stop ----------------------------
+
+
+class Variants(Protocol):
+    """A batch of variants being trained, one per job."""
+
+    def edits(self, active: Tensor, progress: float) -> Sequence[EditBatch]:
+        """What the jobs still going do, ready for a backward pass; `progress` runs from 0 to 1."""
+
+    def penalty(self, active: Tensor) -> Float[Tensor, " active"] | None:
+        """What is added to each job's loss in the pass that `edits` began."""
+
+    def step(self, active: Tensor, progress: float) -> None:
+        """Move the jobs along their gradients."""
+
+    def describe(self, job: int) -> str:
+        """Who a job is, for errors."""
+
+
+def descend(
+    recording: BankRecording,
+    places: Sequence[Place],
+    labels: Tensor,
+    look: Readout,
+    spec: DasSpec,
+    generator: torch.Generator,
+    variants: Variants,
+) -> tuple[Float[Tensor, " jobs"], Int[Tensor, " jobs"]]:
+    """Lower every job's loss on its counterfactual labels; the last loss (without penalty) and the epochs of each.
+
+    `places` are those the variants edit, in forward order. Of `spec` this reads the batch and when to stop.
+    """
+    device, jobs = recording.store.activations[places[0].name].device, len(labels)
+    distinct = Distinct.of(recording, places)
+    gathered = [Gathered(distinct.once, place) for place in places]
     at_once = -(-len(distinct.once) // -(-len(recording) // spec.batch))  # as many steps an epoch as without classes
-    active = torch.arange(len(jobs), device=like.device)
-    best = torch.full((len(jobs),), math.inf, dtype=torch.float64)
-    stale, epochs = torch.zeros(len(jobs), dtype=torch.long), torch.zeros(len(jobs), dtype=torch.long)
-    final = torch.full((len(jobs),), math.inf, dtype=torch.float64)
+    active = torch.arange(jobs, device=device)
+    best = torch.full((jobs,), math.inf, dtype=torch.float64)
+    stale, epochs = torch.zeros(jobs, dtype=torch.long), torch.zeros(jobs, dtype=torch.long)
+    final = torch.full((jobs,), math.inf, dtype=torch.float64)
     for epoch in range(1, spec.most + 1):
         total = torch.zeros(len(active), dtype=torch.float64)
-        order = torch.randperm(len(distinct.once), generator=generator).to(like.device)
+        order = torch.randperm(len(distinct.once), generator=generator).to(device)
         for classes, pairs, expand in distinct.batches(at_once, order):
-            batch = [EditBatch(place, room.compose(rotations.frames(active)), gains[active])]
+            batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
-            losses.sum().backward()
-            rotations.step(active, epoch / spec.most)
+            penalty = variants.penalty(active)
+            (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()
+            variants.step(active, epoch / spec.most)
             total += losses.detach().cpu().double() * outputs.shape[1]
         mean = total / len(recording)
-        _refuse_non_finite(mean, place, jobs, active)
+        bad = (~torch.isfinite(mean)).nonzero().squeeze(1).tolist()
+        if bad:
+            who = variants.describe(int(active[bad[0]]))
+            raise PlotError(f"{who} has a loss of NaN or infinity. Lower the rate.")
         here = active.cpu()
         final[here], epochs[here] = mean, epoch
         improved = mean < best[here] * (1 - spec.improvement)
@@ -153,20 +207,42 @@ def _train(
         active = active[going.to(active.device)]
         if not len(active):
             break
-    return [
-        Rotation(place, v, room.compose(rotations.finished(j, k)), k, r, float(final[j]), int(epochs[j]))
-        for j, (v, k, r) in enumerate(jobs)
-    ]
+    return final, epochs
 
 
-def _refuse_non_finite(losses: Tensor, place: Place, jobs: Sequence[tuple[str, int, int]], active: Tensor) -> None:
-    bad = (~torch.isfinite(losses)).nonzero().squeeze(1).tolist()
-    if bad:
-        v, k, _ = jobs[int(active[bad[0]])]
-        raise PlotError(f"DAS at {place.name} for '{v}' with k = {k} has a loss of NaN or infinity. Lower the rate.")
+def annealed(ends: tuple[float, float], progress: float) -> float:
+    """A temperature that falls geometrically from the first of `ends` to the second while `progress` runs to 1."""
+    return ends[0] * (ends[1] / ends[0]) ** progress
 
 
-class _Adam:
+@dataclass(frozen=True)
+class _Rotations:
+    """DAS as variants: learned frames, fixed gains."""
+
+    place: Place
+    room: Frame
+    rotations: TrainedFrames
+    gains: Float[Tensor, "jobs widest"]
+    jobs: Sequence[tuple[str, int, int]]
+
+    def edits(self, active: Tensor, progress: float) -> Sequence[EditBatch]:
+        return [EditBatch(self.place, self.room.compose(self.rotations.frames(active)), self.gains[active])]
+
+    def penalty(self, active: Tensor) -> None:
+        return None
+
+    def step(self, active: Tensor, progress: float) -> None:
+        self.rotations.step(active, progress)
+
+    def describe(self, job: int) -> str:
+        v, k, _ = self.jobs[job]
+        return f"DAS at {self.place.name} for '{v}' with k = {k}"
+
+
+# -- optimisers ---------------------------------------------------------------------------------------------------
+
+
+class Adam:
     """Adam's moments for a batch of matrices, each clipped to its own gradient norm."""
 
     def __init__(self, like: Tensor, clip: float) -> None:
@@ -189,7 +265,7 @@ class _Adam:
         return (first / (1 - 0.9**t)) / ((second / (1 - decay**t)).sqrt() + 1e-8)
 
 
-class _Frames(Protocol):
+class TrainedFrames(Protocol):
     """A batch of frames being trained, one per job."""
 
     def frames(self, active: Tensor) -> Frame:
@@ -202,6 +278,18 @@ class _Frames(Protocol):
         """A job's first k directions, checked."""
 
 
+def trained_frames(
+    spec: DasSpec, start: Float[Tensor, "jobs d columns"], used: Float[Tensor, "jobs widest"]
+) -> TrainedFrames:
+    """Frames that the named optimiser trains; each job moves the columns it has `used`."""
+    kinds: dict[str, Callable[..., TrainedFrames]] = {
+        "adam": _Generator,
+        "oblique": _Oblique,
+        "riemannian": _Tangent,
+    }
+    return kinds[spec.optimiser](start, used, spec)
+
+
 class _Tangent:
     """Frames on the Stiefel manifold: step along the tangent space, retract to the nearest orthonormal frame."""
 
@@ -210,7 +298,7 @@ class _Tangent:
         # columns beyond a job's own k stay zero: its path does not depend on the widest job of the batch
         self.q = start[:, :, : used.shape[1]] * used[:, None]
         self.share = used.mean(dim=1)[:, None, None]
-        self.adam = _Adam(self.q, spec.clip)
+        self.adam = Adam(self.q, spec.clip)
         self.leaf = self.q
 
     def frames(self, active: Tensor) -> Frame:
@@ -237,7 +325,7 @@ class _Oblique:
     def __init__(self, start: Float[Tensor, "jobs d start"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
         self.spec, self.used = spec, used[:, None]
         self.both = (start[:, :, : used.shape[1]] * self.used).repeat(1, 2, 1)  # R above W
-        self.adam = _Adam(self.both, spec.clip)
+        self.adam = Adam(self.both, spec.clip)
         self.leaf = self.both
 
     def frames(self, active: Tensor) -> Frame:
@@ -264,7 +352,7 @@ class _Generator:
     def __init__(self, start: Float[Tensor, "jobs d start"], used: Float[Tensor, "jobs widest"], spec: DasSpec) -> None:
         self.start, self.widest, self.spec = start, used.shape[1], spec
         self.a = torch.zeros_like(start)
-        self.adam = _Adam(self.a, spec.clip)
+        self.adam = Adam(self.a, spec.clip)
         self.leaf = self.a
 
     def _rotate(self, a: Tensor, start: Tensor) -> Tensor:
