@@ -295,6 +295,11 @@ class Hypothesis:
 
     # -- prompts -----------------------------------------------------------------------------------------
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there is a template."""
+        return self._prompts is not None
+
     def render(self, rows: Rows) -> list[str]:
         """The prompt of every row."""
         maker = self._need_prompts()

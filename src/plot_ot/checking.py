@@ -1,0 +1,247 @@
+"""What can be said about a hypothesis and its pairs before any network is loaded: a dry run of `localize`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plot_ot import prompts
+from plot_ot.banks import Bank, Power, Splits, distinct_rows, row_codes
+from plot_ot.causal import CausalModel, same
+from plot_ot.errors import PlotError
+from plot_ot.hypothesis import Hypothesis
+from plot_ot.pairs import read_pairs
+from plot_ot.runs import Json
+from plot_ot.splitting import Pairs, from_inputs, from_pairs
+from plot_ot.stages.verdict import LEAST
+from plot_ot.templates import Span, shown
+
+SIZE = {True: 200, False: 1000}
+"""Pairs per bank that `localize` draws from inputs, on a language model and else."""
+PROMPTS_TRIED = 5
+
+
+@dataclass(frozen=True)
+class BankCheck:
+    """What one bank can show about one variable."""
+
+    split: str
+    variable: str
+    power: Power
+    copy_source: float | None
+    """How often the source's answer is the right one, among pairs that change the variable."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt with its answer and the named positions."""
+
+    prompt: str
+    answer: str
+    positions: Mapping[str, Span]
+    tokens: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """With a tokenizer: each position's token from the end, and its text."""
+
+
+@dataclass
+class Checkup:
+    """Everything that was found; `problems` are what must be mended, `notes` what should be known."""
+
+    graph: str = ""
+    pairs: int = 0
+    inputs: int = 0
+    families: dict[str, dict[str, int]] = field(default_factory=dict)
+    """`all` pairs and, where they are the user's own, each split: how many pairs of every family."""
+    banks: list[BankCheck] = field(default_factory=list)
+    answers: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Base answers, source answers and each variable's counterfactual answers, with how many pairs have each."""
+    example: Example | None = None
+    tokens: dict[str, list[str]] = field(default_factory=dict)
+    """Each answer's tokens, as texts."""
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    strict: bool = False
+    """Raise an error instead of collecting it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `localize` has what it needs."""
+        return not self.problems
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        return "ready" if self.ready else f"not ready: {' | '.join(self.problems)}"
+
+    def to_json(self) -> Json:
+        """As plain values."""
+        return {"ready": self.ready, **{k: v for k, v in asdict(self).items() if k != "strict"}}
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """A part whose failure is one more problem, so that the others are looked at too."""
+        try:
+            yield
+        except PlotError as e:
+            if self.strict:
+                raise
+            if str(e) not in self.problems:
+                self.problems.append(str(e))
+
+
+def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = None, strict: bool = False) -> Checkup:
+    """Would `localize` get what it needs? `pairs` as there: pairs or inputs, from a list, a file, a table, tensors.
+
+    Labels every pair, splits them as `localize` would for a network that answers everything right, and says which
+    variables change, what each bank can show, and what is missing. With a `tokenizer` also whether the answers are
+    single tokens and where the named positions are. Errors are collected as problems, or raised when `strict`.
+    """
+    found = Checkup(strict=strict)
+    with found.part():
+        causal = hypothesis.causal if isinstance(hypothesis, Hypothesis) else hypothesis
+        found.graph = repr(hypothesis)
+        rows, given = _read(hypothesis, pairs, found)
+        found.inputs = len(distinct_rows(rows))
+        with found.part():
+            _look_at_banks(found, hypothesis, causal, rows, given)
+        if isinstance(hypothesis, Hypothesis) and hypothesis.has_prompts:
+            with found.part():
+                _look_at_prompts(found, hypothesis, rows)
+            with found.part():
+                _look_at_tokens(found, hypothesis, rows, tokenizer)
+        elif tokenizer is not None:
+            found.notes.append("the hypothesis has no template, so the tokenizer was not needed")
+    return found
+
+
+def _read(hypothesis: Hypothesis | CausalModel, pairs: Any, found: Checkup) -> tuple[Tensor, Pairs | Tensor]:
+    """All input rows, and the pairs or rows as `localize` takes them."""
+    if isinstance(pairs, Tensor):
+        return pairs, pairs
+    if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(p, Tensor) for p in pairs):
+        return torch.cat(pairs), Pairs(*pairs)
+    table = read_pairs(pairs)
+    found.notes += table.notes
+    base, source = table.rows(hypothesis)
+    if not table.source:
+        return base, base
+    return torch.cat([base, source]), Pairs(base, source, table.family, table.split)
+
+
+# -- banks ------------------------------------------------------------------------------------------------------
+
+
+def _look_at_banks(
+    found: Checkup, model: Hypothesis | CausalModel, causal: CausalModel, rows: Tensor, given: Pairs | Tensor
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    text = isinstance(model, Hypothesis) and model.has_prompts
+
+    def right(rows: Tensor) -> Tensor:
+        return torch.ones(len(rows), dtype=torch.bool)
+
+    if isinstance(given, Pairs):
+        names = list(dict.fromkeys(given.family or ()))
+        family = torch.tensor([names.index(f) for f in given.family]) if given.family else None
+        whole = Bank.from_pairs(causal, given.base, given.source, family=family, families=names or None)
+        _describe(found, model, whole)
+        splits, _ = from_pairs(causal, given, right, generator)
+        held_out = [splits.test[causal.variables[0], kind] for kind in ("sensitivity", "invariance")]
+        parts = {"fit": [splits.fit], "calibration": [splits.calibration], "test": held_out}
+        found.families |= {split: _families(*banks) for split, banks in parts.items()}
+    else:
+        splits, _ = from_inputs(causal, given, right, SIZE[text], generator)
+        found.notes.append("inputs without pairs: the pairs below are drawn as `localize` would draw them")
+        _describe(found, model, splits.calibration)
+    _look_at_power(found, causal, splits)
+
+
+def _describe(found: Checkup, model: Hypothesis | CausalModel, bank: Bank) -> None:
+    """Counts over all pairs."""
+    found.pairs = len(bank)
+    found.families["all"] = _families(bank)
+    columns = {"base": bank.base_answer, "source": bank.source_answer}
+    columns |= {f"swap {v}": bank.labels[v] for v in bank.variables}
+    for name, values in columns.items():
+        found.answers[name] = dict(Counter(_spelled(model, v) for v in values.tolist()).most_common())
+    equal = int(same(bank.base, bank.source).sum())
+    if equal:
+        found.notes.append(f"{equal} pairs have the same base and source")
+    repeated = len(bank) - int(row_codes(torch.cat([bank.base, bank.source], dim=1)).max()) - 1
+    if repeated:
+        found.notes.append(f"{repeated} pairs stand there more than once")
+    for v in bank.variables:
+        if not bool(bank.changed[v].any()):
+            found.problems.append(f"no pair changes '{v}': give sources in which it differs")
+        elif bool(bank.changed[v].all()):
+            found.problems.append(f"every pair changes '{v}': give pairs that keep it, to test invariance")
+
+
+def _look_at_power(found: Checkup, causal: CausalModel, splits: Splits) -> None:
+    for v in causal.variables:
+        banks = {"fit": splits.fit, "calibration": splits.calibration, "test": splits.test[v, "sensitivity"]}
+        for split, bank in banks.items():
+            moved = bank.sensitive(v)
+            copied = float(same(moved.labels[v], moved.source_answer).float().mean()) if len(moved) else None
+            found.banks.append(BankCheck(split, v, bank.power(v), copied))
+        power = found.banks[-1].power
+        if power.is_output:
+            found.notes.append(f"'{v}' is an output variable: its swap always gives the source's answer")
+        elif gaps := power.missing(LEAST):
+            found.problems.append(f"'{v}' is undecidable with these pairs: its test bank has too few {'; '.join(gaps)}")
+
+
+def _families(*banks: Bank) -> dict[str, int]:
+    return dict(Counter(b.families[f] for b in banks for f in b.family.tolist()).most_common())
+
+
+def _spelled(model: Hypothesis | CausalModel, answer: Any) -> str:
+    return str(model.answers[answer] if isinstance(model, Hypothesis) else answer)
+
+
+# -- prompts and tokens -----------------------------------------------------------------------------------------
+
+
+def _look_at_prompts(found: Checkup, hypothesis: Hypothesis, rows: Tensor) -> None:
+    """Every prompt can be made, has its positions, and means one answer."""
+    distinct = distinct_rows(rows)
+    located = hypothesis.located(distinct)
+    answers = [str(hypothesis.answers[k]) for k in hypothesis.causal.answer(distinct).tolist()]
+    found.example = Example(located[0][0], answers[0], located[0][1])
+    known: dict[str, str] = {}
+    for (prompt, _), answer in zip(located, answers, strict=True):
+        if known.setdefault(prompt, answer) != answer:
+            raise PlotError(
+                f"The prompt {shown(prompt)} stands for inputs with different answers, {known[prompt]} and {answer}: "
+                f"the template leaves out an input that the answer depends on."
+            )
+    if len(known) < len(located):
+        found.notes.append(f"{len(located)} distinct inputs have only {len(known)} distinct prompts")
+
+
+def _look_at_tokens(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokenizer: Any) -> None:
+    if tokenizer is None:
+        found.notes.append("answers and positions were not checked against a tokenizer: none was given")
+        return
+    groups = hypothesis.answer_tokens(tokenizer)
+    answers = hypothesis.answers
+    found.tokens = {a: [tokenizer.decode([t]) for t in g] for a, g in zip(answers, groups, strict=True)}
+    distinct = distinct_rows(rows)
+    for prompt in hypothesis.render(distinct[:PROMPTS_TRIED]):
+        silent = prompts.unsaid(tokenizer, prompt, answers, groups)
+        if silent:
+            hint = " Remove the space at its end." if prompt[-1].isspace() else ""
+            raise PlotError(
+                f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are no single token of theirs.{hint}"
+            )
+    tokens = {name: at(distinct) for name, at in hypothesis.token_positions(tokenizer).items()}
+    if found.example is not None:
+        ids = hypothesis.encoder(tokenizer, None)(distinct[:1])[0][0]
+        named = {n: (int(at[0]), tokenizer.decode([int(ids[at[0]])])) for n, at in tokens.items()}
+        found.example = Example(found.example.prompt, found.example.answer, found.example.positions, named)
