@@ -271,22 +271,19 @@ def test_a_budget_may_be_a_number_of_responses():
     assert int(fewer.exact.sum()) == 14
 
 
-def test_handles_take_verified_sites_only_while_couplings_see_them_all():
+def test_couplings_see_all_sites_and_say_which_are_exact():
     _, p = problem()
     stage = Localize((neurons,), TRANSPORT, SignatureSpec(folds=5), signatures=Prefilter(0.3, few=0))
     state = stage(p, State.start(p))
-    [found] = state.signatures
-    [joint] = measured(found, TRANSPORT)
-    [candidate] = state.candidates["p"]
-    at = found.exact.nonzero().squeeze(1).tolist()
-    assert [s.name for s in candidate.family.sites] == [found.family.sites[j].name for j in at]
-    assert isinstance(candidate.coupling, Measured)
-    np.testing.assert_array_equal(candidate.coupling.plan, joint.plan[:, at])
-    np.testing.assert_array_equal(candidate.coupling.spread, joint.spread[:, at])
-    assert candidate.coupling.exact.all()
-    assert not joint.exact.all()
+    [found], [candidate] = state.signatures, state.candidates["p"]
+    coupling = candidate.coupling
+    assert isinstance(coupling, Measured)
+    assert coupling.plan.shape == coupling.spread.shape == (2, len(found.family))
+    np.testing.assert_array_equal(coupling.exact, found.exact)
     for narrowed in within_places([candidate])[1:]:
-        assert narrowed.coupling.spread.shape == narrowed.coupling.plan.shape
+        at = found.family.at(narrowed.family.sites[0].place)
+        np.testing.assert_array_equal(narrowed.coupling.spread, coupling.spread[:, at])
+        np.testing.assert_array_equal(narrowed.coupling.exact, coupling.exact[at])
 
 
 def test_small_menus_are_measured_exactly_and_whole_places_always():

@@ -22,7 +22,7 @@ from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, pair_weights, scored
 from plot_ot.stages.prefilter import Prefilter, measured
 from plot_ot.subjects import Place
-from plot_ot.transport import Coupling, Transport, from_scores
+from plot_ot.transport import Transport, from_scores
 
 COUPLINGS = ("all", "place", "masked")
 MEASURES = ("exact", "jacobian")
@@ -38,8 +38,8 @@ class Localize:
     `masked`, all places at once with each variable shut out of the places that are not open to it.
 
     `signatures` says how effects are measured: `exact`, by responses; `jacobian`, linearised, at a cost that hardly
-    grows with the menu; or a `Prefilter`, which verifies the best linearised sites exactly. A coupling then still sees
-    all sites, but handles take verified ones only.
+    grows with the menu; or a `Prefilter`, which verifies the best linearised sites exactly. Sites it leaves out keep
+    their linearised costs: they stay in the coupling, and calibration, which is exact, judges what they are worth.
 
     With a hierarchical `spec` there is one coupling for every weighting of the families in multiples of 1/`steps`, and
     one for equal weights; calibration chooses between them as it does between ε and β.
@@ -73,10 +73,9 @@ class Localize:
                 with problem.clock.part("transport"):
                     couplings = [c for w in self._weighted(problem, found) for c in measured(w, self.transport, mask)]
                 label = places[0].name if len(places) == 1 else "all"
-                fitted = _verified(found, couplings, label)
                 for v in problem.variables:
                     if set(places) & set(state.places[v]):
-                        candidates[v] += fitted
+                        candidates[v] += tuple(Candidate(family, c, label) for c in couplings)
         return replace(state, signatures=tuple(all_found), candidates=candidates)
 
     def _measure(self, problem: Problem, family: SiteFamily, mask: Bool[ndarray, "m n"] | None) -> Signatures:
@@ -99,15 +98,6 @@ class Localize:
         if self.coupling != "masked":
             return None
         return np.array([[s.place in state.places[v] for s in family.sites] for v in problem.variables])
-
-
-def _verified(found: Signatures, couplings: Sequence[Coupling], label: str) -> tuple[Candidate, ...]:
-    """Candidates whose supports are the sites measured exactly, or all where none are."""
-    if found.exact is None or not 0 < int(found.exact.sum()) < len(found.family):
-        return tuple(Candidate(found.family, c, label) for c in couplings)
-    at = found.exact.nonzero().squeeze(1).tolist()
-    family = SiteFamily(tuple(found.family.sites[j] for j in at), found.family.frames)
-    return tuple(Candidate(family, c.columns(at), label) for c in couplings)
 
 
 def weightings(families: Sequence[str], seen: Sequence[str], steps: int) -> list[dict[str, float]]:
