@@ -19,6 +19,7 @@ from torch import Tensor
 from plot_ot.banks import first_of_each, row_codes
 from plot_ot.encoder import Encoder
 from plot_ot.errors import PlotError
+from plot_ot.guards import refuse_non_finite, within_memory
 from plot_ot.subjects import Place, Recording
 from plot_ot.subjects.base import Rewrite
 
@@ -303,6 +304,19 @@ class Gathered:
 def _resume(
     recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: slice | Tensor
 ) -> Tensor:
+    index = range(len(recording))[pairs] if isinstance(pairs, slice) else pairs
+
+    def run(v: slice, p: slice) -> Tensor:
+        some = slice(index[p].start, index[p].stop) if isinstance(index, range) else index[p]
+        whole = v.stop - v.start == len(edits[0].gains)
+        return _resume_at_once(recording, edits if whole else [e.select(v) for e in edits], gathered, some)
+
+    return within_memory(recording.subject, run, len(edits[0].gains), len(index))
+
+
+def _resume_at_once(
+    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: slice | Tensor
+) -> Tensor:
     first, *rest = edits
     edited = first.apply(gathered[0].base[pairs].unsqueeze(0), gathered[0].source[pairs])
 
@@ -310,7 +324,9 @@ def _resume(
         return lambda a: edit.apply(a, source)
 
     later = {e.place.name: rewrite(e, g.source[pairs]) for e, g in zip(rest, gathered[1:], strict=True)}
-    return recording.subject.resume(recording.store, recording.base_rows[pairs], first.place, edited, later)
+    outputs = recording.subject.resume(recording.store, recording.base_rows[pairs], first.place, edited, later)
+    refuse_non_finite(outputs, recording, pairs, edited, first.place, later)
+    return outputs
 
 
 def in_forward_order(recording: Recording, edits: Sequence[EditBatch]) -> list[EditBatch]:

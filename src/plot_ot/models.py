@@ -160,10 +160,13 @@ def check_directory(directory: Path, gguf_hash: str) -> None:
     remedy = f"Delete {directory} and fetch it again."
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise PlotError(f"{directory / MANIFEST} is not the manifest of a converted model ({FORMAT!r}). {remedy}")
-    found = manifest.get("from", {}).get("gguf")
+    came, files = manifest.get("from"), manifest.get("files")
+    if not isinstance(came, dict) or not isinstance(files, dict) or not all(Path(n).name == n for n in files):
+        raise PlotError(f"{directory / MANIFEST} is damaged. {remedy}")
+    found = came.get("gguf")
     if found != gguf_hash:
         raise PlotError(f"{directory} was converted from GGUF {found}, expected {gguf_hash}. {remedy}")
-    for file, wanted in manifest["files"].items():
+    for file, wanted in files.items():
         if not (directory / file).is_file():
             raise PlotError(f"{directory / file} is missing. {remedy}")
         if hash_file(directory / file) != wanted:
@@ -276,6 +279,12 @@ class LanguageModel:
     tokenizer: Any
     planted: Json | None = None
     """The record of the adapter that was merged in."""
+
+    @classmethod
+    def live(cls, model: Any, tokenizer: Any) -> LanguageModel:
+        """A model that is already loaded; it is frozen, and its tokenizer pads on the left from now on."""
+        model, tokenizer = load_model(model, tokenizer=tokenizer)
+        return cls(getattr(model.config, "name_or_path", "") or type(model).__name__, model, tokenizer)
 
     @property
     def bos(self) -> int | None:
