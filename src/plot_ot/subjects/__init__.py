@@ -1,6 +1,7 @@
 """Networks that can be recorded once and resumed at an edit."""
 
 from plot_ot.subjects.base import BankRecording, Place, Recording, Store, Subject, record, record_pairs
+from plot_ot.subjects.causal import CausalSubject
 from plot_ot.subjects.decoder import DecoderSubject
 from plot_ot.subjects.decoder_store import DecoderStore
 from plot_ot.subjects.gru import GRUNet, GRUSubject
@@ -10,6 +11,7 @@ from plot_ot.subjects.module import ModuleSubject
 
 __all__ = [
     "BankRecording",
+    "CausalSubject",
     "DecoderStore",
     "DecoderSubject",
     "GRUNet",

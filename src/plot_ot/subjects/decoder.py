@@ -21,6 +21,7 @@ from plot_ot.subjects.decoder_passes import SpotEdit, in_parts, removed, resumed
 from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder_shape import Decoder
 from plot_ot.subjects.decoder_store import DecoderStore, Remembered, joined, ours
+from plot_ot.subjects.offload import ModelWeights
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
 """Input rows to token ids and attention mask, padded on the left."""
@@ -95,12 +96,11 @@ class DecoderSubject(Subject):
 
     @property
     def device(self) -> torch.device:
-        return self.decoder.model.get_input_embeddings().weight.device  # type: ignore[operator]
+        return self.decoder.device
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and persistent buffers; what is tied appears once."""
-        kept = {(t.data_ptr(), t.shape): (name, t) for name, t in reversed(self.decoder.model.state_dict().items())}
-        return dict(kept.values())
+        return ModelWeights(self.decoder.model)
 
     def structure(self) -> str:
         return json.dumps(self.decoder.facts, default=str)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.base import frozen
+from plot_ot.subjects.offload import working_device
 
 KINDS = ("head_output", "attention_output", "mlp_output", "block_output")
 """What can be looked at in a block, in the order in which it is computed."""
@@ -163,25 +164,36 @@ class Decoder:
                 logit = torch.maximum(best, logit)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return logit, token
-        if type(self.head) is not nn.Linear:
+        if self._plain is None:
             return self._unembed(x, None).gather(1, token.unsqueeze(1)).squeeze(1), token
-        weight, bias = self.head.weight, self.head.bias
+        weight, bias = self._plain
         raw = (x * weight[token]).sum(dim=1)  # the way back is that of the largest alone
         return self._capped(raw if bias is None else raw + bias[token]), token
 
     def _unembed(self, x: Tensor, tokens: Tensor | slice | None) -> Tensor:
         if tokens is None:
             raw = self.head(x)
-        elif type(self.head) is nn.Linear:
-            weight, bias = self.head.weight, self.head.bias
+        elif self._plain is not None:
+            weight, bias = self._plain
             raw = F.linear(x, weight[tokens], None if bias is None else bias[tokens])
-        else:  # an adapted or quantised unembedding has no plain rows to pick
+        else:  # an adapted, quantised or offloaded unembedding has no plain rows to pick
             raw = self.head(x)[:, tokens]
         return self._capped(raw)
+
+    @property
+    def _plain(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of the unembedding, where it is nothing but a linear map with its weights at hand."""
+        plain = type(self.head) is nn.Linear and self.head.weight.device.type != "meta"
+        return (self.head.weight, self.head.bias) if plain else None  # type: ignore[return-value]
 
     def _capped(self, raw: Tensor) -> Tensor:
         raw = raw.float() * self.scale if self.scale != 1.0 else raw.float()
         return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are embedded."""
+        return working_device(self.model.get_input_embeddings())  # type: ignore[operator]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -268,7 +280,7 @@ def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> De
     after = [m for m in trunk.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]
     inner = [m for b in blocks for child in b.children() for m in (child, *child.children())]
     hooks = [m.register_forward_hook(note, with_kwargs=True) for m in dict.fromkeys([*blocks, *after, *inner])]
-    device = model.get_input_embeddings().weight.device
+    device = working_device(model.get_input_embeddings())
     ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=device) % parts["vocabulary"]
     try:
         with torch.no_grad(), frozen(model):
