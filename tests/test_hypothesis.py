@@ -338,6 +338,28 @@ def test_positions_count_from_the_end_whatever_stands_before() -> None:
         assert [tokenizer.decode([int(i)]) for i in ids[torch.arange(12), one]] == [x["symbol0"] for x in inputs]
 
 
+def test_a_decoder_takes_prompts_answers_and_named_tokens() -> None:
+    """The subject's activation at a named token is the plain forward's hidden state there."""
+    from plot_ot.subjects.decoder import DecoderSubject
+    from plot_ot.tasks.tiny import load_tiny
+
+    model, tokenizer = load_tiny("planted-1000")
+    h, inputs = multiple_choice(), questions(6)
+    rows, bos = h.rows(inputs), tokenizer.bos_token_id
+    positions = h.token_positions(tokenizer, bos)
+    subject = DecoderSubject(
+        model, h.encoder(tokenizer, bos), h.answer_tokens(tokenizer), layers=[2], positions=positions
+    )
+    store = subject.record(rows)
+    for k, prompt in enumerate(h.render(rows)):
+        ids = torch.tensor([[bos, *tokenizer.encode(prompt, add_special_tokens=False)]])
+        said = model(input_ids=ids, output_hidden_states=True)
+        at = int((ids[0] == tokenizer.convert_tokens_to_ids(inputs[k]["symbol0"])).nonzero()[0])
+        assert torch.allclose(store.activations["block_output.2@symbol0"][k], said.hidden_states[3][0, at], atol=1e-4)
+        letters = torch.stack([said.logits[0, -1, g].amax() for g in h.answer_tokens(tokenizer)])
+        assert torch.allclose(store.outputs[k], letters, atol=1e-4)
+
+
 def by_function(where: Any, template: Any = "{a} or {b}, {a}:") -> Hypothesis:
     h = Hypothesis(inputs=["a", "b"], template=template, answers=["x", "y"], positions={"it": where})
     h.output(name="y", parents=["a"])(lambda a: "x")
@@ -464,6 +486,7 @@ def test_what_cannot_be_said_after_a_prompt() -> None:
         ({"answers": [" a", "b", ""]}, ["' a', ''", "spaces", "bare words"]),
         ({"answers": [1, "b"]}, ["texts", "1", "strings"]),
         ({"inputs": "ab"}, ["list of names", "'ab'"]),
+        ({"positions": {"a@b": "{a}"}}, ["plain name", "'a@b'"]),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], words: list[str]) -> None:

@@ -47,6 +47,22 @@ def plain(value: Any, where: str) -> Any:
     return value
 
 
+def settled(value: Any, before: str, after: str) -> Any:
+    """A function's value as something that can be told from others; the texts stand around it in an error."""
+    if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    try:
+        hash(value)
+    except TypeError as e:
+        raise PlotError(
+            f"{before} {value!r:.80} ({type(value).__name__}) {after}; a value must be hashable, such as a number, a "
+            f"string or a tuple."
+        ) from e
+    if value != value:
+        raise PlotError(f"{before} NaN {after}, which equals nothing, not even itself.")
+    return value
+
+
 def listed(values: Sequence[Any], most: int = 20) -> str:
     """Values in an error message."""
     return ", ".join(repr(v) for v in values[:most]) + (f", ... ({len(values)} in all)" if len(values) > most else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plot_ot import prompts
 from plot_ot.causal import CausalModel, Mechanism
-from plot_ot.codebook import Codebook, listed, plain, typed
+from plot_ot.codebook import Codebook, listed, plain, settled, typed
 from plot_ot.errors import PlotError, unknown
 from plot_ot.prompts import Encode
 from plot_ot.templates import Position, Prompts, Span, shown
@@ -200,17 +200,7 @@ class Hypothesis:
             raise PlotError(
                 f"The function of '{name}' failed on {given}: {type(e).__name__}: {e}. Mend it, or the inputs."
             ) from e
-        if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", None) == 0:
-            value = value.item()
-        try:
-            hash(value)
-        except TypeError as e:
-            raise PlotError(
-                f"The function of '{name}' returned {value!r:.80} ({type(value).__name__}) on {given}; a value must be "
-                f"hashable, such as a number, a string or a tuple."
-            ) from e
-        if value != value:
-            raise PlotError(f"The function of '{name}' returned NaN on {given}, which equals nothing, not even itself.")
+        value = settled(value, f"The function of '{name}' returned", f"on {given}")
         if name == self._output:
             self._check_answer(value, given)
         return self._books[name].code(value)
@@ -227,7 +217,8 @@ class Hypothesis:
                     f"The output '{self._output}' returned {value!r:.80} on {given}, which is not among the answers "
                     f"{listed(self.answers)}. Add it to `answers`, or mend the function."
                 )
-            self._refuse_spaces([value])
+            if self._prompts is not None:
+                prompts.refuse_spaces([value])
 
     # -- codes -------------------------------------------------------------------------------------------
 
@@ -252,7 +243,7 @@ class Hypothesis:
 
     def dicts(self, rows: Rows) -> list[dict[str, Any]]:
         """The inputs that rows of codes stand for."""
-        self.causal._check_rows(rows)
+        self.causal.check_pairs(rows, rows)
         columns = self.causal.inputs
         return [{c: self._value(c, code) for c, code in zip(columns, row, strict=True)} for row in rows.tolist()]
 
@@ -263,9 +254,8 @@ class Hypothesis:
     def code(self, name: str, value: Any) -> int:
         """The code of a value that was seen before."""
         book = self._book(name)
-        if not isinstance(value, Hashable) or value not in book:
-            seen = listed(book.values)
-            raise PlotError(f"'{name}' had no value {value!r:.80} so far. Seen: {seen}.")
+        if value not in book.values:
+            raise PlotError(f"'{name}' had no value {value!r:.80} so far. Seen: {listed(book.values)}.")
         return book.code(value)
 
     def encode_inputs(self, rows: Rows) -> Float[Tensor, "rows inputs"]:
@@ -321,19 +311,27 @@ class Hypothesis:
 
         Counted so, a `bos` before the prompt, as `encoder` puts it, moves nothing.
         """
-        return {name: partial(self._tokens_at, name, tokenizer) for name in self.positions}
+        latest: list[tuple[Tensor, dict[str, Tensor]]] = []  # all positions are found at once, then asked for in turn
 
-    def _tokens_at(self, name: str, tokenizer: Any, rows: Rows) -> Int[Tensor, " rows"]:
+        def at(name: str, rows: Rows) -> Int[Tensor, " rows"]:
+            if not latest or not torch.equal(latest[0][0], rows):
+                latest[:] = [(rows.clone(), self._tokens(tokenizer, rows))]
+            return latest[0][1][name]
+
+        return {name: partial(at, name) for name in self.positions}
+
+    def _tokens(self, tokenizer: Any, rows: Rows) -> dict[str, Int[Tensor, " rows"]]:
+        """Every position's token in every prompt, from the end."""
         located = self.located(rows)
         tokens = prompts.token_spans(tokenizer, [text for text, _ in located])
-        found = []
+        found: dict[str, list[int]] = {name: [] for name in self.positions}
         for (text, named), spans in zip(located, tokens, strict=True):
-            start, end = named[name]
-            token = prompts.last_token(spans, (start, end))
-            if token is None:
-                raise PlotError(f"Position '{name}': {text[start:end]!r} has no token in the prompt {shown(text)}.")
-            found.append(token)
-        return torch.tensor(found, dtype=torch.long)
+            for name, (start, end) in named.items():
+                token = prompts.last_token(spans, (start, end))
+                if token is None:
+                    raise PlotError(f"Position '{name}': {text[start:end]!r} has no token in the prompt {shown(text)}.")
+                found[name].append(token)
+        return {name: torch.tensor(at, dtype=torch.long) for name, at in found.items()}
 
     def _need_prompts(self) -> Prompts:
         if self._prompts is None:
@@ -387,17 +385,9 @@ class Hypothesis:
             wrong = [a for a in given if not isinstance(a, str)]
             if wrong:
                 raise PlotError(f"With a template answers are texts; found {listed(wrong)}. Write them as strings.")
-            self._refuse_spaces(given)
+            prompts.refuse_spaces(given)
         for answer in given:
             self._answers.code(answer)
-
-    def _refuse_spaces(self, answers: Sequence[Any]) -> None:
-        wrong = [a for a in answers if isinstance(a, str) and (a.strip() != a or not a)]
-        if wrong and self._prompts is not None:
-            raise PlotError(
-                f"The answers {listed(wrong)} are empty or have spaces around them. Give the bare words: both ' X' and "
-                f"'X' are looked up in the tokenizer."
-            )
 
     def __repr__(self) -> str:
         lines = [f"Hypothesis '{self.name}' ({', '.join(self.inputs)} -> {self._output or 'no output yet'})"]

@@ -73,6 +73,16 @@ def last_token(spans: Sequence[Span], where: Span) -> int | None:
 # -- answers ----------------------------------------------------------------------------------------------------
 
 
+def refuse_spaces(answers: Sequence[str]) -> None:
+    """Refuse answers that are empty or come with their own spaces: whether one is needed is the tokenizer's affair."""
+    wrong = [a for a in answers if a.strip() != a or not a]
+    if wrong:
+        raise PlotError(
+            f"The answers {', '.join(map(repr, wrong))} are empty or have spaces around them. Give the bare words: "
+            f"both ' X' and 'X' are looked up in the tokenizer."
+        )
+
+
 def spellings(tokenizer: Any, answer: str) -> dict[str, list[int]]:
     """The tokens of " X" and of "X"."""
     return {text: list(tokenizer.encode(text, add_special_tokens=False)) for text in (f" {answer}", answer)}

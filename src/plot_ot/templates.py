@@ -128,7 +128,14 @@ class Prompts:
     def __init__(self, template: str | Callable[[dict[str, Any]], str], positions: Mapping[str, Position]) -> None:
         self.template = Template.parse(template) if isinstance(template, str) else template
         self.positions = dict(positions)
-        self._pieces = {n: self._piece(n, p) for n, p in self.positions.items() if isinstance(p, str)}
+        for name in self.positions:
+            if not name.isidentifier():
+                raise PlotError(f"A position needs a plain name, which places can carry; found {name!r}.")
+        self._pieces = {n: Template.parse(p) for n, p in self.positions.items() if isinstance(p, str)}
+        text = self.template
+        self._slices = (
+            {n: self._once(n, text, p) for n, p in self._pieces.items()} if isinstance(text, Template) else {}
+        )
 
     @property
     def fields(self) -> tuple[str, ...] | None:
@@ -154,24 +161,24 @@ class Prompts:
             raise PlotError(f"The template must give a text that is not empty; found {prompt!r:.80} for {dict(given)}.")
         return prompt, starts
 
-    def _piece(self, name: str, text: str) -> Template:
-        piece = Template.parse(text)
-        if isinstance(self.template, Template):
-            times = len(self.template.find(piece))
-            if times != 1:
-                raise PlotError(
-                    f"Position '{name}': {text!r} stands {times} times in the template {shown(self.template.text)}; "
-                    f"it must stand there once. Name a longer piece, or give a function of the inputs."
-                )
-        return piece
+    @staticmethod
+    def _once(name: str, template: Template, piece: Template) -> tuple[int, int]:
+        """Where a position's piece stands among the template's."""
+        found = template.find(piece)
+        if len(found) != 1:
+            raise PlotError(
+                f"Position '{name}': {piece.text!r} stands {len(found)} times in the template {shown(template.text)}; "
+                f"it must stand there once. Name a longer piece, or give a function of the inputs."
+            )
+        return found[0]
 
     def _span(self, name: str, given: Mapping[str, Any], prompt: str, starts: list[int]) -> Span:
         where = self.positions[name]
         try:
             if not isinstance(where, str):
                 span = _found(_called(where, given, f"position '{name}'"), prompt)
-            elif isinstance(self.template, Template):
-                first, last = self.template.find(self._pieces[name])[0]
+            elif name in self._slices:
+                first, last = self._slices[name]
                 span = starts[first], starts[last]
             else:
                 for field in self._pieces[name].fields:
