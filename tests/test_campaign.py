@@ -45,7 +45,7 @@ HYPOTHESIS = plot_ot.CausalModel(
 @pytest.mark.parametrize("seed", range(20))
 def test_localize_finds_planted_neurons_by_default(seed):
     net, planted = random_plant(seed, aligned=True)
-    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, pairs=300, seed=seed)
+    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, size=300, seed=seed)
     assert result.verdicts["left"]["status"].startswith("placed")
     gains = result.handles["left"].edits[0].gains
     assert set(gains.nonzero().squeeze(1).tolist()) >= planted
@@ -55,7 +55,7 @@ def test_localize_finds_planted_neurons_by_default(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_localize_declines_when_the_output_is_computed_through_other_variables(seed):
     net, _ = random_plant(seed, aligned=False)
-    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, pairs=300, seed=seed)
+    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, size=300, seed=seed)
     assert {v["status"] for v in result.verdicts.values()} == {"not localized"}
 
 

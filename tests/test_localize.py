@@ -57,7 +57,7 @@ HYPOTHESIS = plot_ot.CausalModel(
 
 @pytest.mark.parametrize("method", ["plot-layered", "das"])
 def test_the_variable_is_placed_where_the_network_computes_it(method):
-    result = plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, pairs=300, method=method)
+    result = plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, size=300, method=method)
     assert {v["status"] for v in result.verdicts.values()} <= {"placed", "placed and compact"}
     assert result.handles["left"].places == ["layer1"]
     if method == "plot-layered":
@@ -71,7 +71,7 @@ def test_the_same_output_computed_through_other_variables_is_not_localized(metho
     """a ^ c and b ^ d give the same answers on every input, but left and right are nowhere in this network."""
     net = parity_net("ac", "bd")
     assert torch.equal(net(ROWS.float()).argmax(dim=1), HYPOTHESIS.answer(ROWS))
-    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, pairs=300, method=method)
+    result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, size=300, method=method)
     assert {v["status"] for v in result.verdicts.values()} == {"not localized"}
 
 
@@ -79,7 +79,7 @@ def test_a_network_that_does_not_solve_the_task_is_refused():
     net = parity_net("ab", "cd")
     net[4].weight.data.neg_()
     net[4].bias.data.neg_()
-    with pytest.raises(PlotError, match="answers only 0 of 256 distinct inputs"):
+    with pytest.raises(PlotError, match="answers 0 of 256 distinct inputs"):
         plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS)
 
 

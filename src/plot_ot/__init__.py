@@ -5,8 +5,12 @@ from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.localize import Result, localize
+from plot_ot.hypothesis import Hypothesis
+from plot_ot.localize import load_subject, localize
 from plot_ot.methods import Method
+from plot_ot.models import LanguageModel
+from plot_ot.pairs import read_pairs
+from plot_ot.result import Evaluation, Result, evaluate
 from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
 from plot_ot.stages.calibrate import Candidate, Search, calibrate
@@ -21,8 +25,11 @@ __all__ = [
     "Coupling",
     "Edit",
     "EditBatch",
+    "Evaluation",
     "Frame",
     "Handle",
+    "Hypothesis",
+    "LanguageModel",
     "MLPSubject",
     "Mechanism",
     "Method",
@@ -44,8 +51,11 @@ __all__ = [
     "calibrate",
     "couple",
     "draw_pairs",
+    "evaluate",
+    "load_subject",
     "localize",
     "neurons",
+    "read_pairs",
     "record",
     "respond",
     "signatures",

@@ -1,3 +1,16 @@
-"""The library's version, importable from anywhere."""
+"""The library's version, and those of what can change a result; importable from anywhere."""
+
+from importlib import metadata
 
 __version__ = "0.1.0"
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that can change a result."""
+    versions = {"plot_ot": __version__}
+    for name in ("torch", "numpy", "safetensors"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "unknown"
+    return versions

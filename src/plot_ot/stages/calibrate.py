@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame, stream
+from plot_ot.engine import Unit, run, shards
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
@@ -18,7 +21,7 @@ from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced", "sensitive")
-TIES = ("smallest", "loss")
+TIES = ("smallest", "loss", "surest")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Search:
     """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance; `sensitive`: only pairs
     that change the variable."""
     ties: str = "smallest"
-    """Between equal scores: `smallest` K, then λ (paper), or the lowest `loss` on the same pairs."""
+    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the `surest`, which is
+    the lowest loss among those of smallest K."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
@@ -74,12 +78,13 @@ def calibrate(
         raise PlotError(f"There is no coupling to calibrate for '{variable}'.")
     weights = pair_weights(recording, variable, search.score)
     variants = [_grid_weights(c, variable, search) for c in candidates]
-    surface = torch.stack(
-        [_surface(recording, c, v, variable, weights, look, search) for c, v in zip(candidates, variants, strict=True)]
-    )
+    surface = _surface(recording, candidates, variants, variable, weights, look, search)
     best = float(surface.max())
     tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
-    if search.ties == "loss" and len(tied) > 1:
+    if search.ties == "surest":
+        fewest = min(k for _, k, _ in tied)
+        tied = [t for t in tied if t[1] == fewest]
+    if search.ties != "smallest" and len(tied) > 1:
         tied = _lowest_loss(recording, candidates, variants, tied, variable, weights, search, look)
     at, k, s = min(tied, key=lambda t: (search.sizes[t[1]], search.strengths[t[2]], t[0]))
     chosen, size = candidates[at], min(search.sizes[k], len(candidates[at].family))
@@ -117,18 +122,23 @@ def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, 
 
 def _surface(
     recording: BankRecording,
-    c: Candidate,
-    variants: Tensor,
+    candidates: Sequence[Candidate],
+    variants: Sequence[Tensor],
     variable: str,
     weights: Tensor,
     look: Readout,
     search: Search,
-) -> Float[Tensor, "sizes strengths"]:
-    """Scores of one candidate's grid; sizes beyond its number of sites repeat the largest."""
-    distinct = len({min(k, len(c.family)) for k in search.sizes})
-    scores = scored(recording, c.family.edits(variants[: distinct * len(search.strengths)]), variable, weights, look)
-    surface = scores.unflatten(0, (distinct, len(search.strengths)))
-    return torch.cat([surface, surface[-1:].expand(len(search.sizes) - distinct, -1)])
+) -> Float[Tensor, "candidates sizes strengths"]:
+    """Scores of every candidate's grid; sizes beyond its number of sites repeat the largest."""
+    distinct = [len({min(k, len(c.family)) for k in search.sizes}) for c in candidates]
+    tries = [
+        c.family.edits(v[: n * len(search.strengths)]) for c, v, n in zip(candidates, variants, distinct, strict=True)
+    ]
+    grids = []
+    for n, scores in zip(distinct, scored_all(recording, tries, variable, weights, look), strict=True):
+        grid = scores.unflatten(0, (n, len(search.strengths)))
+        grids.append(torch.cat([grid, grid[-1:].expand(len(search.sizes) - n, -1)]))
+    return torch.stack(grids)
 
 
 def _lowest_loss(
@@ -142,15 +152,14 @@ def _lowest_loss(
     look: Readout,
 ) -> list[tuple[int, int, int]]:
     """Of grid points with equal accuracy, the one that is surest: the lowest mean loss on the same pairs."""
-    labels = recording.bank.labels[variable].to(recording.subject.device)
-    found: list[tuple[float, tuple[int, int, int]]] = []
-    for at in sorted({t[0] for t in tied}):
-        here = [t for t in tied if t[0] == at]
-        rows = torch.tensor([k * len(search.strengths) + s for _, k, s in here])
-        losses = torch.zeros(len(here), dtype=torch.float64)
-        for chosen, pairs, outputs in stream(recording, candidates[at].family.edits(variants[at][rows])):
-            losses[chosen] += (look.loss(outputs, labels[pairs]).double() @ weights[pairs].to(labels.device)).cpu()
-        found += zip(losses.tolist(), here, strict=True)
+    used = sorted({t[0] for t in tied})
+    grouped = [[t for t in tied if t[0] == at] for at in used]
+    rows = [torch.tensor([k * len(search.strengths) + s for _, k, s in group]) for group in grouped]
+    tries = [candidates[at].family.edits(variants[at][r]) for at, r in zip(used, rows, strict=True)]
+    losses = _over_shards(_losses, recording, tries, variable, weights, look)
+    found = [
+        pair for loss, group in zip(losses, grouped, strict=True) for pair in zip(loss.tolist(), group, strict=True)
+    ]
     return [min(found)[1]]
 
 
@@ -198,6 +207,45 @@ def scored(
     look: Readout,
 ) -> Float[Tensor, " variants"]:
     """Score of every variant, streamed."""
+    return scored_all(recording, [edits], variable, weights, look)[0]
+
+
+def scored_all(
+    recording: BankRecording,
+    tries: Sequence[Sequence[EditBatch]],
+    variable: str,
+    weights: Float[Tensor, " pairs"],
+    look: Readout,
+) -> list[Float[Tensor, " variants"]]:
+    """Score of every variant of several batches of edits, which may be run at the same time."""
+    return _over_shards(_scores, recording, tries, variable, weights, look)
+
+
+Sums = Callable[[BankRecording, Sequence[EditBatch], str, Tensor, Readout], Float[Tensor, " variants"]]
+
+
+def _over_shards(
+    work: Sums,
+    recording: BankRecording,
+    tries: Sequence[Sequence[EditBatch]],
+    variable: str,
+    weights: Float[Tensor, " pairs"],
+    look: Readout,
+) -> list[Float[Tensor, " variants"]]:
+    """Units by (edits x pair shard), summed over shards in plan order."""
+    parts = shards(recording)
+    units = [
+        Unit(work, pairs, tuple(e.place for e in edits), (edits, variable, weights[pairs], look))
+        for edits in tries
+        for pairs in parts
+    ]
+    results: Iterator[Tensor] = run(recording, units)
+    return [reduce(torch.add, islice(results, len(parts))) for _ in tries]
+
+
+def _scores(
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, look: Readout
+) -> Float[Tensor, " variants"]:
     labels = recording.bank.labels[variable].to(recording.subject.device)
     weights = weights.to(labels.device)
     scores = torch.zeros(len(edits[0].gains), dtype=torch.float64, device=labels.device)
@@ -205,6 +253,17 @@ def scored(
         right = look.correct(outputs, labels[pairs])
         scores[variants] += right.double() @ weights[pairs]
     return scores.cpu()
+
+
+def _losses(
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, look: Readout
+) -> Float[Tensor, " variants"]:
+    labels = recording.bank.labels[variable].to(recording.subject.device)
+    weights = weights.to(labels.device)
+    losses = torch.zeros(len(edits[0].gains), dtype=torch.float64)
+    for variants, pairs, outputs in stream(recording, edits):
+        losses[variants] += (look.loss(outputs, labels[pairs]).double() @ weights[pairs]).cpu()
+    return losses
 
 
 def scored_frames(
@@ -219,13 +278,15 @@ def scored_frames(
     groups: dict[tuple[Place, int, bool], list[int]] = {}
     for k, (place, frame) in enumerate(tries):
         groups.setdefault((place, frame.rank, frame.read is None), []).append(k)
-    scores = torch.zeros(len(tries), len(strengths), dtype=torch.float64)
     strength = torch.tensor(strengths)
+    edits = []
     for (place, rank, _), members in groups.items():
         variants = [tries[k][1] for k in members for _ in strengths]
         gains = strength.repeat(len(members)).unsqueeze(1).expand(-1, rank)
-        edit = EditBatch(place, Frame.stack(variants), gains)
-        scores[members] = scored(recording, [edit], variable, weights, look).unflatten(0, (-1, len(strengths)))
+        edits.append([EditBatch(place, Frame.stack(variants), gains)])
+    scores = torch.zeros(len(tries), len(strengths), dtype=torch.float64)
+    for members, found in zip(groups.values(), scored_all(recording, edits, variable, weights, look), strict=True):
+        scores[members] = found.unflatten(0, (-1, len(strengths)))
     return scores
 
 
@@ -233,8 +294,20 @@ def correct(
     recording: BankRecording, handle: Handle, look: Readout, variable: str | None = None
 ) -> Bool[Tensor, " pairs"]:
     """Whether the handle gives each pair's counterfactual label (of its own variable unless another is named)."""
-    labels = recording.bank.labels[variable or handle.variable].to(recording.subject.device)
+    edits, named = handle.batch(), variable or handle.variable
+    parts = shards(recording)
+    units = [Unit(_correct, pairs, tuple(e.place for e in edits), (edits, named, look)) for pairs in parts]
+    right = torch.zeros(len(recording), dtype=torch.bool)
+    for pairs, found in zip(parts, run(recording, units), strict=True):
+        right[pairs] = found
+    return right
+
+
+def _correct(
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, look: Readout
+) -> Bool[Tensor, " pairs"]:
+    labels = recording.bank.labels[variable].to(recording.subject.device)
     right = torch.zeros(len(recording), dtype=torch.bool, device=labels.device)
-    for _, pairs, outputs in stream(recording, handle.batch()):
+    for _, pairs, outputs in stream(recording, edits):
         right[pairs] = look.correct(outputs, labels[pairs])[0]
     return right.cpu()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
-from plot_ot.stages.base import Problem, State
-from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored, scored_frames, within_places
-from plot_ot.stages.das import DasSpec, Rotation, train_rotations
+from plot_ot.stages.base import Problem, Stage, State
+from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all, scored_frames, within_places
+from plot_ot.stages.das import DasSpec, Rotation, Training, train_all
 from plot_ot.subjects import Place
 
 GRIDS = ("own", "shared")
@@ -40,6 +41,66 @@ class Calibrate:
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
                 found[v] = calibrate(problem.calibration, options, v, search, problem.look)
         return replace(state, calibrations=found, handles={v: c.handle for v, c in found.items()})
+
+
+@dataclass(frozen=True)
+class SelectTokens:
+    """From couplings over token positions to the places of the tokens worth zooming into.
+
+    A variable keeps the `keep` tokens of highest mass of every (ε, β): whole tokens hold much besides a variable, so
+    which of them is right is left to the stages that look inside.
+    """
+
+    keep: int = 2
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        places = {}
+        for v in problem.variables:
+            found = state.candidates.get(v, ())
+            if not found:
+                raise PlotError(f"There is no coupling to select tokens for '{v}' from; put a localization before.")
+            tops = {j for c in found for j in c.coupling.ranking(v)[: self.keep]}
+            kept = {p for j in tops for p in found[0].family.sites[j].places}
+            places[v] = tuple(p for p in state.places[v] if p in kept)
+        return replace(state, places=places)
+
+
+@dataclass(frozen=True)
+class Best:
+    """Several ways to go on from here; each variable keeps the handle that does best on calibration.
+
+    Between equal scores the first way counts, unless it needs more than `readable` times the directions of another:
+    put the handles that are easiest to read first. The empty way keeps what there is. What follows looks only where
+    the handles are.
+    """
+
+    ways: tuple[tuple[Stage, ...], ...]
+    readable: int = 4
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        ends = [reduce(lambda at, stage: stage(problem, at), way, state) for way in self.ways]
+        handles, calibrations = {}, {}
+        for v in problem.variables:
+            best = self._best([(end.handles[v], end) for end in ends])
+            handles[v] = best.handles[v]
+            if v in best.calibrations and best.calibrations[v].handle is best.handles[v]:
+                calibrations[v] = best.calibrations[v]
+        fitted = [end for end in ends if end.candidates is not state.candidates]
+        candidates = {v: tuple(c for end in fitted for c in end.candidates.get(v, ())) for v in problem.variables}
+        return replace(
+            state,
+            places={v: tuple(e.place for e in h.edits) for v, h in handles.items()},
+            handles=handles,
+            calibrations=calibrations,
+            candidates=candidates if fitted else state.candidates,
+            signatures=tuple(x for end in fitted for x in end.signatures) or state.signatures,
+        )
+
+    def _best(self, ends: Sequence[tuple[Handle, State]]) -> State:
+        scores = [round(float(handle.chosen["calibration_score"]), 9) for handle, _ in ends]
+        tied = [end for end, score in zip(ends, scores, strict=True) if score == max(scores)]
+        fewest = min(handle.size for handle, _ in tied)
+        return next(end for handle, end in tied if handle.size <= self.readable * fewest)
 
 
 @dataclass(frozen=True)
@@ -91,10 +152,9 @@ class SelectPlaces:
         """The calibration score of every proposed place, patched whole."""
         with problem.clock.part("calibration"):
             weights = pair_weights(problem.calibration, variable, problem.score)
-            return {
-                p: float(scored(problem.calibration, _patch(p), variable, weights, problem.look)[0])
-                for p in dict.fromkeys(p for some in proposed for p in some)
-            }
+            tried = list(dict.fromkeys(p for some in proposed for p in some))
+            scores = scored_all(problem.calibration, [_patch(p) for p in tried], variable, weights, problem.look)
+            return {p: float(score[0]) for p, score in zip(tried, scores, strict=True)}
 
     def _shared(
         self, proposed: Mapping[str, Sequence[Sequence[Place]]], scores: Mapping[str, Mapping[Place, float]]
@@ -150,7 +210,7 @@ class TrainDas:
             unknown("room for DAS", self.inside, INSIDE)
 
     def __call__(self, problem: Problem, state: State) -> State:
-        rotations: list[Rotation] = []
+        trainings: list[Training] = []
         with problem.clock.part("das"):
             places = problem.subject.places
             for n, place in enumerate(places):
@@ -165,17 +225,8 @@ class TrainDas:
                         groups.setdefault(key, (room, []))[1].append(v)
                 for (_, sizes), (room, variables) in groups.items():
                     starts = self._starts(state, place)
-                    rotations += train_rotations(
-                        problem.fit,
-                        place,
-                        variables,
-                        sizes,
-                        problem.look,
-                        self.spec,
-                        problem.generator(n),
-                        starts,
-                        room,
-                    )
+                    trainings.append(Training(place, variables, sizes, problem.generator(n), starts, room))
+            rotations = train_all(problem.fit, trainings, problem.look, self.spec)
         with problem.clock.part("calibration"):
             handles = {v: best_rotation(problem, [r for r in rotations if r.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from plot_ot.banks import Bank, Splits, distinct_rows, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
-from plot_ot.localize import layered
-from plot_ot.methods import Method, random_sites
+from plot_ot.methods import Method, layered, random_sites
 from plot_ot.runs import write_atomically
 from plot_ot.signatures import readout
 from plot_ot.sites import whole_places
