@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from decoders import ANSWERS, BASE, POSITIONS, SOURCE, encode, network, relative
 from nets import mlp, orthonormal, planted_plane, rand
 from plot_ot.edits import Frame
+from plot_ot.encoder import Encoder
 from plot_ot.errors import PlotError
 from plot_ot.exchange import from_pyvene, pyvene_inputs, pyvene_model, to_pyvene
 from plot_ot.handles import Edit, Handle
@@ -314,6 +315,7 @@ def pyvene_outputs(model: object, subject: DecoderSubject, subspaces: object = N
         (pyvene.VanillaIntervention, {}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:To copy construct")
 def test_interventions_trained_in_pyvene_become_handles(kind, options, tmp_path):
     subject = subject_of("llama")
     torch.manual_seed(1000)
@@ -456,3 +458,11 @@ def test_damaged_and_hostile_directories_are_refused_in_one_line(rotated, damage
 def test_a_directory_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(PlotError, match="is missing"):
         from_pyvene(tmp_path / "nowhere", MLPSubject(mlp(4, 6, 7, 3)), "z")
+
+
+def test_features_of_an_encoder_are_refused():
+    subject = MLPSubject(mlp(4, 6, 7, 3))
+    frame = Frame.encoded(rand(1, 6, 2), rand(2, 6, 2), Encoder(torch.zeros(2), torch.arange(2)))
+    handle = Handle("z", (Edit(subject.places[0], frame, torch.ones(2)),), subject.identity())
+    with pytest.raises(PlotError, match="nonlinear encoder"):
+        to_pyvene(handle, subject)

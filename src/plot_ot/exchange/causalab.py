@@ -130,8 +130,7 @@ def _rounded(strengths: torch.Tensor) -> torch.Tensor:
 def _place_name(metadata: dict[str, str], entry: str) -> str:
     """The last token of the site that the bundle, or this entry of it, was fitted at."""
     entries = parse_json(metadata.get("entries", "{}"))
-    record = entries.get(entry, {}) if isinstance(entries, dict) else {}
-    said = record.get("site", metadata.get("site")) if isinstance(record, dict) else None
+    said = entries.get(entry, {}).get("site", metadata.get("site"))
     site = parse_json(said) if isinstance(said, str) else said
     kinds = {theirs: ours for ours, theirs in COMPONENTS.items()}
     if not isinstance(site, dict) or site.get("component") not in kinds or len(site.get("layers") or []) != 1:

@@ -34,16 +34,17 @@ class Principal:
 
 def principal(edit: Edit) -> Principal | None:
     """The directions and strengths of M, or None where M is not symmetric (an oblique frame)."""
-    used = edit.gains != 0
-    gains = edit.gains.detach().cpu()[used.cpu()].double()
+    used = edit.gains.detach().cpu().nonzero().squeeze(1)
+    gains = edit.gains.detach().cpu()[used].float()
     if edit.frame.read is None:
-        basis = torch.eye(edit.frame.width, dtype=torch.float64)[:, used.cpu()]
-        return Principal(basis.float(), gains.float())
+        basis = torch.zeros(edit.frame.width, len(used))
+        basis[used, torch.arange(len(used))] = 1
+        return Principal(basis, gains)
     read, write = factors(edit)
     if edit.frame.write is None:
-        directions = edit.frame.read.detach().cpu()[:, used.cpu()].double()
-        if float((directions.T @ directions - torch.eye(len(gains), dtype=torch.float64)).abs().max()) < 5 * EXACT:
-            return Principal(directions.float(), gains.float())
+        error = (read.T @ read - torch.eye(len(used), dtype=torch.float64)).abs().max()
+        if float(error) < 5 * EXACT:
+            return Principal(read.float(), gains)
     Q, T = torch.linalg.qr(read)
     inside = Q.T @ write
     M = inside @ T.T  # M in the coordinates of what is read
@@ -79,7 +80,7 @@ def factors(edit: Edit) -> tuple[Float[Tensor, "d k"], Float[Tensor, "d k"]]:
 def touching(handle: Handle, target: str) -> list[Edit]:
     """The edits that change something; refuses what no linear format holds."""
     for edit in handle.edits:
-        if getattr(edit.frame, "encoder", None) is not None:
+        if edit.frame.encoder is not None:
             raise PlotError(
                 f"The handle for '{handle.variable}' reads {edit.place.name} through a nonlinear encoder; {target} "
                 f"holds linear edits only. Save it with handle.save, or export a linear handle."

@@ -135,7 +135,7 @@ def _written(handle: Handle, subject: Subject, native_only: bool = False) -> lis
 
 def _write(edit: Edit, at: Component, native_only: bool) -> Written:
     first, d = at.columns.start, at.width
-    chosen, found = neurons(edit), principal(edit)
+    chosen, found = neurons(edit), None if edit.frame.read is None else principal(edit)
     if found is not None and found.swaps and found.basis.shape[1] == d:
         chosen = list(range(d))  # every direction: the whole vector
     if chosen is not None and len(chosen) == d:
