@@ -129,7 +129,7 @@ def localize(
     language = isinstance(subject, DecoderSubject)
     look = readout(look or ("logits" if language else "softmax"))
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
-    chosen = _method(method, subject, spec)
+    chosen = _method(method, subject, len(causal.variables), spec)
     generator = torch.Generator().manual_seed(seed)
     size = size or (200 if language else 1000)
     said = "the banks are as given"
@@ -166,13 +166,13 @@ def _settable(handle: Handle, fit: BankRecording, hypothesis: CausalModel | Hypo
     return replace(handle, values={names[code]: at for code, at in handle.values.items() if isinstance(code, int)})
 
 
-def _method(method: str | Method, subject: Subject, spec: SignatureSpec) -> Method:
+def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
     if isinstance(method, Method):
         return method
     if method == "plot":
-        return progressive(subject.places, spec)
+        return progressive(subject.places, variables, spec)
     if method == "plot-das":
-        return progressive(subject.places, spec, das=True)
+        return progressive(subject.places, variables, spec, das=True)
     if method == "plot-layered":
         return layered()
     if method == "das":

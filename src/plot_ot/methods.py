@@ -68,7 +68,9 @@ def layered(search: Search = SEARCH) -> Method:
     return Method("plot-layered", summary, (Localize(transport=FINE, coupling="place"), Calibrate(search)))
 
 
-def progressive(places: Sequence[Place], spec: SignatureSpec | None = None, das: bool = False) -> Method:
+def progressive(
+    places: Sequence[Place], variables: int, spec: SignatureSpec | None = None, das: bool = False
+) -> Method:
     """The zoom of Figure 1, with what a network's places need of it: tokens, then places, then what is inside.
 
     One-sided UOT couples tokens (where places stand at several) and whole places (where there are many); each variable
@@ -96,6 +98,8 @@ def progressive(places: Sequence[Place], spec: SignatureSpec | None = None, das:
     width = max(p.width for p in places)
     thorough = not ways and width <= NARROW  # few and narrow places
     fine, search = (FINE, replace(SEARCH, ties="surest")) if thorough else (WIDE_FINE, WIDE_SEARCH)
+    if variables == 1:  # a balanced coupling of one row is uniform
+        fine = replace(fine, kind="uot-one-sided", beta=(0.1,))
     native = (blocks(1),) if width <= NARROW else (blocks(width // NARROW), blocks(width // 16))
     pca = pca_components() if width <= NARROW else pca_bands(16)
     inside: list[tuple[Stage, ...]] = [

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from plot_ot.cli import check, explain, language, look, run
+from plot_ot.cli import check, explain, language, localize, look, run
 from plot_ot.cli.common import console, errors
 from plot_ot.errors import PlotError
 from plot_ot.version import __version__
@@ -27,6 +27,7 @@ app.command("list")(explain.list_all)
 app.command()(language.models)
 app.command()(explain.explain)
 app.command("check")(check.check_task)
+app.command("localize")(localize.localize_task)
 
 
 def _print_version(asked: bool) -> None:

@@ -63,7 +63,7 @@ def check_task(
         words = load_tokenizer(tokenizer) if tokenizer else None
         try:
             module = load_task(task)
-            hypothesis, given = _hypothesis(module, task), pairs or _data(module, task)
+            hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
             found = check(hypothesis, given, tokenizer=words, strict=debug)
         except PlotError as e:
             if debug:
@@ -112,7 +112,8 @@ def _reason(e: BaseException) -> str:
     return str(e) if isinstance(e, PlotError) else f"{type(e).__name__}: {e}"
 
 
-def _hypothesis(module: ModuleType, path: Path) -> Hypothesis | CausalModel:
+def hypothesis_of(module: ModuleType, path: Path) -> Hypothesis | CausalModel:
+    """What the file calls `hypothesis`."""
     found = getattr(module, "hypothesis", None)
     if not isinstance(found, Hypothesis | CausalModel):
         what = f"it is {type(found).__name__}" if hasattr(module, "hypothesis") else "there is none"
@@ -120,7 +121,8 @@ def _hypothesis(module: ModuleType, path: Path) -> Hypothesis | CausalModel:
     return found
 
 
-def _data(module: ModuleType, path: Path) -> Any:
+def data_of(module: ModuleType, path: Path) -> Any:
+    """What the file calls `pairs` or `inputs`, made if it is a function."""
     for name in ("pairs", "inputs"):
         found = getattr(module, name, None)
         if callable(found):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -33,13 +33,14 @@ from plot_ot.cli.common import (
 )
 from plot_ot.cli.look import print_run
 from plot_ot.cli.progress import Watch, announced
-from plot_ot.methods import pick
+from plot_ot.guards import halvings
+from plot_ot.methods import Method, pick
 from plot_ot.models import default_cache
 from plot_ot.report.page import write_page
-from plot_ot.runs import RunDirectory, write_json
+from plot_ot.runs import RunDirectory
 from plot_ot.study import Study
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, SeedFailed, Task
-from plot_ot.version import __version__
+from plot_ot.version import library_versions
 
 app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
 SWEEP, CONTROLS = "epsilon-sweep", "controls"
@@ -106,16 +107,17 @@ def finish(
     except KeyboardInterrupt:
         errors.print("Interrupted. Run the same command again to continue where it stopped.")
         raise typer.Exit(130) from None
-    results = run.compile([*task.methods(), SWEEP])
-    run.manifest["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    write_json(run.path / "manifest.json", run.manifest)
-    if figures:
-        from plot_ot.report.figures import draw_figures  # matplotlib is slow to import; other commands do without
+    with run:
+        results = run.compile([*task.methods(), SWEEP])
+        run.manifest["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        run.write_manifest()
+        if figures:
+            from plot_ot.report.figures import draw_figures  # matplotlib is slow to import; other commands do without
 
-        draw_figures(run)
-        for kind in ("png", "pdf"):
-            task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
-    report = write_page([run.path])
+            draw_figures(run)
+            for kind in ("png", "pdf"):
+                task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
+        report = write_page([run.path])
     if not quiet:
         print_run(run, results, detail)
         console.print(f"Report: {report}", soft_wrap=True, highlight=False)
@@ -124,12 +126,23 @@ def finish(
 def run_study(
     task: Task, names: list[str] | None, seeds: list[int], out: Path, *, sweep: bool, quiet: bool
 ) -> RunDirectory:
-    """Run the units that are missing from the run directory."""
+    """Run the units that are missing from the run directory, which stays locked until what comes back is closed."""
     chosen = pick(task.methods(), names)
     config = {**task.config(), "methods": [m.name for m in chosen], "seeds": seeds}
     run = RunDirectory.open(out, config, library_versions(), shlex.join(["plot-ot", *sys.argv[1:]]))
+    try:
+        _run_missing(run, task, chosen, seeds, sweep, quiet)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _run_missing(
+    run: RunDirectory, task: Task, chosen: Sequence[Method], seeds: list[int], sweep: bool, quiet: bool
+) -> None:
     if run.manifest.pop("finished", None):
-        write_json(run.path / "manifest.json", run.manifest)
+        run.write_manifest()
     units = [CONTROLS, *(m.name for m in chosen), *([SWEEP] if sweep and "plot" in {m.name for m in chosen} else [])]
     with Watch(errors, [(seed, u) for seed in seeds for u in units], quiet) as watch:
         for seed in seeds:
@@ -157,15 +170,12 @@ def run_study(
             if SWEEP in missing:
                 with watch.at(seed, SWEEP):
                     run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
-    return run
+            _note_memory(run, seed, study)
 
 
-def library_versions() -> dict[str, str]:
-    """Versions that can change a result."""
-    versions = {"plot_ot": __version__}
-    for name in ("torch", "numpy", "safetensors"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "unknown"
-    return versions
+def _note_memory(run: RunDirectory, seed: int, study: Study) -> None:
+    """A run that ran out of memory says so in its manifest: its last bits depend on how its work was cut."""
+    spoken = study.prepared.spoken
+    for subject in (study.prepared.subject, *([spoken.strict] if spoken else [])):
+        for words in halvings(subject):
+            run.note(f"seed {seed}: {words}")

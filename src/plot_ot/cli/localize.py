@@ -1,0 +1,97 @@
+"""Localize the variables of a task file in a model: one command from a hypothesis to handles and a report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+
+from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer
+from plot_ot.cli.common import Quiet, Threads, console, errors
+from plot_ot.cli.language import Adapter, Device, Memory, Revision
+from plot_ot.errors import PlotError
+from plot_ot.hypothesis import Hypothesis
+from plot_ot.localize import load_subject, localize
+from plot_ot.pairs import read_pairs
+from plot_ot.subjects import Subject
+
+Numbers = Annotated[str | None, typer.Option(help="Blocks to look at, such as 10-20 or 3,5,7 (default: all).")]
+Kinds = Annotated[
+    str, typer.Option(help="block_output, attention_output, mlp_output, head_output; several with commas.")
+]
+
+
+def localize_task(
+    task: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TASK.py",
+            help="Your own Python file, as for `plot-ot check`. It may define `subject`, a network of your own, in the "
+            "place of --model. It is imported: its code runs.",
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file.")
+    ] = None,
+    adapter: Adapter = None,
+    pairs: Annotated[Path | None, typer.Option(help="Pairs or inputs in a .jsonl or .csv file.")] = None,
+    method: Annotated[str, typer.Option(help="plot, plot-das, plot-layered or das.")] = "plot",
+    layers: Numbers = None,
+    kinds: Kinds = "block_output",
+    size: Annotated[int | None, typer.Option(min=20, help="Pairs per bank, where they are drawn.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
+    out: Annotated[Path, typer.Option(help="Run directory: handles, results and report.html.")] = Path("runs/localize"),
+    device: Device = None,
+    revision: Revision = None,
+    memory: Memory = 4.0,
+    threads: Threads = 1,
+    quiet: Quiet = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Where in a model do the variables of a task file live? Writes handles and a report."""
+    if debug:
+        os.environ["PLOT_OT_DEBUG"] = "1"
+    if (out / "manifest.json").exists():
+        raise PlotError(f"{out} already holds a run. Choose another --out, or delete it.")
+    torch.set_num_threads(threads)
+    module = load_task(task)
+    hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
+    subject: Any = getattr(module, "subject", None)
+    options: dict[str, Any] = {}
+    if model is not None:
+        if not isinstance(hypothesis, Hypothesis):
+            raise PlotError(f"{task} defines a bare CausalModel; a language model needs a Hypothesis with a template.")
+        given = read_pairs(given)
+        given.rows(hypothesis)
+        if not Path(model).expanduser().is_file():  # a GGUF file has its tokenizer inside
+            hypothesis.answer_tokens(load_tokenizer(model))  # before any weights are loaded
+        where = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
+        with errors.status(f"Loading {escape(model)}") if not quiet else errors.capture():
+            subject = load_subject(model, adapter=adapter, **where)
+        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": int(memory * (1 << 30))}
+        if layers:
+            options["layers"] = _numbers(layers)
+    elif not isinstance(subject, Subject):
+        raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
+    with errors.status("Localizing") if not quiet else errors.capture():
+        result = localize(subject, hypothesis, given, method=method, size=size, seed=seed, **options)
+    report = result.save(out)
+    if not quiet:
+        console.print(escape(str(result)), highlight=False, soft_wrap=True)
+        console.print(f"Handles: {out / 'handles'}\nReport: {report}", highlight=False, soft_wrap=True)
+
+
+def _numbers(text: str) -> list[int]:
+    """10-12,20 -> 10, 11, 12, 20."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            low, _, high = part.strip().partition("-")
+            found += range(int(low), int(high or low) + 1)
+    except ValueError:
+        raise PlotError(f"--layers is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
+    return found
