@@ -12,6 +12,7 @@ from torch import nn
 from nets import planted_neurons
 from plot_ot.banks import Bank
 from plot_ot.causal import CausalModel
+from plot_ot.engine import InProcess, record_shared, shards
 from plot_ot.jacobian import jacobian_signatures
 from plot_ot.pooling import deal, jackknife, subsample
 from plot_ot.signatures import SignatureSpec, readout, signatures
@@ -105,6 +106,21 @@ def test_the_spread_is_how_much_costs_vary_between_banks(spec):
     true = torch.stack([d.cost for d in draws]).std(dim=0)
     claimed = torch.stack([d.spread for d in draws]).mean(dim=0)
     assert 0.75 < float((claimed / true).median()) < 1.35
+
+
+@named
+@pytest.mark.parametrize("how", [signatures, jacobian_signatures])
+def test_signatures_are_summed_over_shards_of_the_work(how, spec):
+    fit, spec = bank(), replace(spec, folds=3, project=2)
+    subject = MLPSubject(network())
+    [shared] = record_shared(InProcess().crew(subject), subject, [fit], size=11)
+    assert len(shards(shared)) > 3
+    family = menu(shared)
+    found = how(shared, family, LOOK, replace(spec, folds=0))
+    expected = how(recorded(fit), family, LOOK, replace(spec, folds=0))
+    np.testing.assert_allclose(found.cost, expected.cost, rtol=1e-4, atol=1e-5)
+    assert found.noise == pytest.approx(expected.noise, abs=1e-6)
+    assert how(shared, family, LOOK, spec).spread.isfinite().all()
 
 
 # -- fewer pairs --------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from plot_ot.edits import Distinct
 from plot_ot.errors import PlotError
-from plot_ot.signatures import Collection, Readout, Signatures, SignatureSpec
+from plot_ot.guards import within_memory
+from plot_ot.pooling import Abstract, Sums
+from plot_ot.signatures import Collection, Readout, Signatures, SignatureSpec, View, batches
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place, Recording, Subject
 
@@ -40,18 +42,37 @@ def jacobians(
 
     One forward pass from the first place on, and one backward pass through all of them per feature.
     """
-    subject, store = recording.subject, recording.store
-    first, *rest = sorted(places, key=subject.places.index)
-    like = store.activations[first.name]
+    ordered = sorted(places, key=recording.subject.places.index)
+
+    def run(_: slice, some: slice) -> Tensor:
+        return _jacobians(recording, rows[some], ordered, seen).unsqueeze(0)
+
+    found = within_memory(recording.subject, run, 1, len(rows))[0]
+    features, *slopes = found.split([1, *(p.width for p in ordered)], dim=2)
+    for place, slope in zip(ordered, slopes, strict=True):
+        if not bool(torch.isfinite(slope).all()):
+            raise PlotError(
+                f"The outputs' derivative at {place.name} is NaN or infinite. Use float32, or exact signatures."
+            )
+    return features[:, :, 0], {p.name: slope for p, slope in zip(ordered, slopes, strict=True)}
+
+
+def _jacobians(
+    recording: Recording, rows: Tensor, places: Sequence[Place], seen: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "rows f values"]:
+    """Each feature, then its derivatives at one place after the other."""
+    subject, store, (first, *rest) = recording.subject, recording.store, places
+    clean = store.activations[first.name][rows]
     with torch.enable_grad():
-        nudges = {p.name: like.new_zeros(1, len(rows), p.width, requires_grad=True) for p in (first, *rest)}
+        nudges = {p.name: clean.new_zeros(1, len(rows), p.width, requires_grad=True) for p in places}
 
         def nudged(name: str) -> Callable[[Tensor], Tensor]:
             return lambda a: a + nudges[name]
 
-        start = like[rows].unsqueeze(0) + nudges[first.name]
-        features = seen(subject.resume(store, rows, first, start, {p.name: nudged(p.name) for p in rest})[0])
-        found = {name: like.new_empty(len(rows), features.shape[1], n.shape[2]) for name, n in nudges.items()}
+        later = {p.name: nudged(p.name) for p in rest}
+        features = seen(subject.resume(store, rows, first, clean.unsqueeze(0) + nudges[first.name], later)[0])
+        found = clean.new_empty(len(rows), features.shape[1], 1 + sum(p.width for p in places))
+        found[:, :, 0] = features.detach()
         for f in range(features.shape[1]):
             slopes = torch.autograd.grad(
                 features[:, f].sum(),
@@ -59,12 +80,8 @@ def jacobians(
                 retain_graph=f + 1 < features.shape[1],
                 materialize_grads=True,
             )
-            for name, slope in zip(nudges, slopes, strict=True):
-                found[name][:, f] = slope[0]
-    for name, jacobian in found.items():
-        if not bool(torch.isfinite(jacobian).all()):
-            raise PlotError(f"The outputs' derivative at {name} is NaN or infinite. Use float32, or exact signatures.")
-    return features.detach(), found
+            found[:, f, 1:] = torch.cat([s[0] for s in slopes], dim=1)
+    return found
 
 
 @torch.no_grad()
@@ -78,57 +95,50 @@ def jacobian_signatures(
     """`signatures` with linearised effects: the same sums of other v, at a cost that hardly grows with the menu."""
     _refuse(family)
     collection = Collection(recording, family, look, spec, variables)
-    recording, gram = collection.recording, collection.gram
-    every = Distinct(recording, None)  # the Jacobian is shared by all pairs of a base: equal sources save nothing
-    weight, u = gram.pool(every)
-    bases, base_of = torch.unique(recording.base_rows.cpu(), return_inverse=True)
-    fold_of = collection.folds.new_zeros(len(bases)).index_copy(0, base_of, collection.folds)
+    collection.gather(_linearised, [(family.places, list(range(len(family))))])
+    return replace(collection.finish(), exact=torch.zeros(len(family), dtype=torch.bool))
+
+
+@torch.no_grad()
+def _linearised(recording: BankRecording, family: SiteFamily, side: Abstract, view: View) -> Sums:
+    """Linearised effects of all sites on some pairs."""
+    # the derivatives are shared by all pairs of a base, so pairs with equal sources are not worth sorting out
+    weight, u = side.pool(Distinct(recording, None))
+    sums, look = Sums(side, len(family)), view.look
+    bases, base_of = torch.unique(recording.base_rows, return_inverse=True)
+    fold_of = side.folds.new_zeros(len(bases)).index_copy(0, base_of.cpu(), side.folds)
     layouts = {p.name: Layout(family, p) for p in family.places}
-    noise = 0.0
-    for fold, some in collection.batches(fold_of, bases_at_once(recording.subject)):
+    for fold, some in batches(fold_of, bases_at_once(recording.subject)):
+
+        def linear(outputs: Tensor, fold: int = fold) -> Tensor:
+            return view.seen(look.neural(outputs), fold) if look.linear else outputs
+
         rows = bases[some]
-
-        def seen(outputs: Tensor, fold: int = fold) -> Tensor:
-            return collection.seen(look.neural(outputs), fold) if look.linear else outputs
-
-        outputs, slopes = jacobians(recording, rows.to(recording.base_rows.device), family.places, seen)
-        position = torch.full((len(bases),), -1)
-        position[some] = torch.arange(len(rows))
+        outputs, slopes = jacobians(recording, rows, family.places, linear)
+        before = outputs if look.linear else view.seen(look.neural(outputs), fold)
+        position = torch.full((len(bases),), -1, device=rows.device)
+        position[some] = torch.arange(len(rows), device=rows.device)
         pairs = (position[base_of] >= 0).nonzero().squeeze(1)
         own = position[base_of[pairs]]
-        before = outputs if look.linear else collection.seen(look.neural(outputs), fold)
         for place in family.places:
-            layout, frame = layouts[place.name], family.frames[place.name].to(outputs.device, outputs.dtype)
+            frame = family.frames[place.name].to(outputs.device, outputs.dtype)
             directions = frame.read if frame.write is None else frame.write
-            written = slopes[place.name] if directions is None else slopes[place.name] @ directions
-            by_direction = written.permute(2, 0, 1).contiguous()  # [r, rows, f]
+            slope = slopes[place.name] if directions is None else slopes[place.name] @ directions
+            by_direction = slope.permute(2, 0, 1).contiguous()  # [r, rows, f]
             at_once = max(1, EFFECTS_AT_ONCE // (frame.rank * outputs.shape[1]))
-            for at in range(0, len(pairs), at_once):
-                here, base = pairs[at : at + at_once], own[at : at + at_once].to(outputs.device)
-                rows_of = here.to(recording.base_rows.device)
-                a = recording.store.activations[place.name]
-                source, clean = a[recording.source_rows[rows_of]], a[recording.base_rows[rows_of]]
+            a = recording.store.activations[place.name]
+            for here, base in zip(pairs.split(at_once), own.split(at_once), strict=True):
+                source, clean = a[recording.source_rows[here]], a[recording.base_rows[here]]
                 change = frame.coordinates(source) - frame.coordinates(clean)
                 moved = by_direction[:, base] * change.T.unsqueeze(2)  # [r, t, f]
-                for sites, delta in layout.sums(moved):
-                    v = delta if look.linear else _effect(collection, outputs[base], delta, before[base], fold)
-                    gram.add(fold, sites, v.cpu(), weight[here], u[:, :, here])
-        recorded = collection.seen(look.neural(recording.base_outputs[pairs.to(recording.base_rows.device)]), fold)
-        noise += collection.noise_of(before[own.to(before.device)], recorded, weight[pairs])
-    gram.noise = noise**0.5
-    found = collection.finish()
-    return replace(found, exact=torch.zeros(len(family), dtype=torch.bool))
-
-
-def _effect(
-    collection: Collection,
-    outputs: Float[Tensor, "t c"],
-    delta: Float[Tensor, "k t c"],
-    before: Float[Tensor, "t f"],
-    fold: int,
-) -> Float[Tensor, "k t f"]:
-    """φ(y + Δy) - φ(y)."""
-    return collection.seen(collection.look.neural(outputs + delta.to(outputs)), fold) - before
+                t = here.cpu()
+                for sites, delta in layouts[place.name].sums(moved):
+                    if not look.linear:  # φ(y + Δy) - φ(y)
+                        delta = view.seen(look.neural(outputs[base] + delta.to(outputs)), fold) - before[base]
+                    sums.add(fold, sites, delta.cpu(), weight[t], u[:, :, t])
+        recorded = view.seen(look.neural(recording.base_outputs[pairs]), fold)
+        sums.noise += side.noise(before[own] - recorded, weight[pairs.cpu()])
+    return sums
 
 
 class Layout:

@@ -66,46 +66,45 @@ def jackknife(left_out: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*sh
     return (len(values) - 1) / len(values) * (values - values.mean(dim=0)).square().sum(dim=0)
 
 
-class Gram:
-    """Sums over pairs in float64: O(folds · families · m · n) memory besides u itself, times p for means.
+@dataclass(frozen=True)
+class Abstract:
+    """The abstract side of some pairs: what their neural effects are multiplied with, and how they are pooled."""
 
-    `means` averages effects within families and multiplies at the end; otherwise u·v is summed over pairs. `weight`
-    says how many pairs of the bank each pair stands for. With `shared`, the features are random projections that all
-    pairs share, and leaving some of them out shows their error.
-    """
+    u: Float[Tensor, "m pairs p"]
+    member: Float[Tensor, "pairs f"]
+    """In a pair's own family, how many pairs of the bank it stands for."""
+    folds: Int[Tensor, " pairs"]
+    sizes: Float[Tensor, "g f"]
+    """Pairs of every fold and family in the whole bank."""
+    means: bool
+    """Average effects within families and multiply at the end, instead of summing u·v over pairs."""
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         u: Float[Tensor, "m pairs p"],
-        sites: int,
         families: Int[Tensor, " pairs"],
         folds: Int[Tensor, " pairs"],
         weight: Float[Tensor, " pairs"],
         *,
         means: bool,
-        shared: bool = False,
-    ) -> None:
-        self.means, self.shared, self.noise = means, shared, 0.0
-        self.u, self.folds = u.double(), folds
-        self.member = F.one_hot(families).double() * weight.double()[:, None]
-        self._plain = bool((self.member == 1).all())
-        by_fold = F.one_hot(folds).double()
-        self.sizes = by_fold.T @ self.member
-        g, f, m, p = *self.sizes.shape, len(u), u.shape[-1]
-        self.uv = self.u.new_zeros(g, f, m, 0 if means else sites)
-        self.vv = self.u.new_zeros(g, f, 0 if means else sites)
-        self.sum_v = self.u.new_zeros(g, f, sites if means else 0, p)
-        if means:
-            self.sum_u = torch.einsum("tg,tf,mtp->gfmp", by_fold, self.member, self.u)
-        else:
-            self.uu = torch.einsum("tg,tf,mt->gfm", by_fold, self.member, self.u.square().sum(dim=2))
+    ) -> Abstract:
+        """Of all pairs that are used; `weight` says how many of the bank each stands for."""
+        member = F.one_hot(families).double() * weight.double()[:, None]
+        return cls(u.double(), member, folds, F.one_hot(folds).double().T @ member, means)
+
+    def select(self, pairs: slice | Int[Tensor, " chosen"]) -> Abstract:
+        """Of some of the pairs."""
+        return replace(self, u=self.u[:, pairs], member=self.member[pairs], folds=self.folds[pairs])
 
     def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "f m classes p"]]:
         """Family weights and abstract effects summed over the pairs of each class, which share one neural effect."""
         if self.means:
             u = self.u.new_zeros(0, len(self.u), len(distinct.once), self.u.shape[2])
+        elif self.member.shape[1] == 1 and bool((self.member == 1).all()):
+            u = self.u.unsqueeze(0)
         else:
-            u = self.u.unsqueeze(0) if self._plain else torch.einsum("tf,mtp->fmtp", self.member, self.u)
+            u = torch.einsum("tf,mtp->fmtp", self.member, self.u)
         if distinct.of_pair is None:
             return self.member, u
         of_pair, classes = distinct.of_pair.cpu(), len(distinct.once)
@@ -114,43 +113,85 @@ class Gram:
             u = u.new_zeros(*u.shape[:2], classes, u.shape[3]).index_add(2, of_pair, u)
         return weight, u
 
+    def noise(self, difference: Float[Tensor, "classes p"], weight: Float[Tensor, "classes f"]) -> float:
+        """Squared differences of what should be equal, pooled as effects are."""
+        if self.means:
+            weight = weight / self.sizes.sum(dim=0).clamp(min=1)
+        return float(weight.sum(dim=1) @ difference.cpu().double().square().flatten(1).sum(dim=1))
+
+
+class Sums:
+    """Neural effects of some sites, summed over pairs in float64: O(folds · families · m · n) numbers, for means
+    O(folds · families · n · p). What workers hand back."""
+
+    def __init__(self, side: Abstract, sites: int) -> None:
+        (g, f), (m, _, p) = side.sizes.shape, side.u.shape
+        self.means = side.means
+        self.uv = side.u.new_zeros(g, f, m, 0 if self.means else sites)
+        self.vv = side.u.new_zeros(g, f, 0 if self.means else sites)
+        self.v = side.u.new_zeros(g, f, sites if self.means else 0, p)
+        self.noise = 0.0
+        """Squared."""
+
     def add(
         self, fold: int, sites: Sequence[int], v: Float[Tensor, "k t p"], weight: Tensor, u: Float[Tensor, "f m t p"]
     ) -> None:
         """Effects of some sites on some classes of pairs of one fold."""
         v = v.double()
         if self.means:
-            self.sum_v[fold][:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
+            self.v[fold][:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
             return
         self.uv[fold][:, :, sites] += u.flatten(2) @ v.flatten(1).T
         self.vv[fold][:, sites] += weight.T @ v.square().sum(dim=2).T
 
-    def finish(self) -> Pooled:
-        """What was accumulated, whole and without each fold."""
-        folds = len(self.sizes)
-        parts = []
-        if folds > 1:
-            parts.append(tuple(self._moments(folds=torch.arange(folds) != g) for g in range(folds)))
-        if self.shared:
-            columns = torch.arange(self.u.shape[2]) % min(max(folds, 2), self.u.shape[2])
-            parts.append(tuple(self._moments(columns=columns != g) for g in columns.unique()))
-        return Pooled(self._moments(), tuple(parts), self.noise)
+    def take(self, sites: Sequence[int], others: Sums) -> None:
+        """Add what somebody else has summed over other pairs; their sites are these of ours."""
+        if self.means:
+            self.v[:, :, sites] += others.v
+        else:
+            self.uv[:, :, :, sites] += others.uv
+            self.vv[:, :, sites] += others.vv
 
-    def _moments(self, folds: Tensor | None = None, columns: Tensor | None = None) -> Moments:
-        """Moments of some of the folds or projections, scaled to all of them."""
+
+def pooled(side: Abstract, sums: Sums, *, shared: bool = False) -> Pooled:
+    """The moments of what was summed, whole and without each fold.
+
+    With `shared`, features are random projections that all pairs share: leaving some out shows their error.
+    """
+    moments = _Moments(side, sums)
+    folds = len(side.sizes)
+    parts = []
+    if folds > 1:
+        parts.append(tuple(moments(folds=torch.arange(folds) != g) for g in range(folds)))
+    if shared:
+        columns = torch.arange(side.u.shape[2]) % min(max(folds, 2), side.u.shape[2])
+        parts.append(tuple(moments(columns=columns != g) for g in columns.unique()))
+    return Pooled(moments(), tuple(parts), sums.noise**0.5)
+
+
+class _Moments:
+    """Moments of some of the folds, or of some of the features, scaled to all of them."""
+
+    def __init__(self, side: Abstract, sums: Sums) -> None:
+        self.sizes, self.sums = side.sizes, sums
+        by_fold = F.one_hot(side.folds, len(side.sizes)).double()
+        if sums.means:
+            self.u = torch.einsum("tg,tf,mtp->gfmp", by_fold, side.member, side.u)
+        else:
+            self.uu = torch.einsum("tg,tf,mt->gfm", by_fold, side.member, side.u.square().sum(dim=2))
+
+    def __call__(self, folds: Tensor | None = None, columns: Tensor | None = None) -> Moments:
         folds = torch.ones(len(self.sizes), dtype=torch.bool) if folds is None else folds
         count = self.sizes[folds].sum(dim=0)
-        if self.means:
+        if self.sums.means:
             some = slice(None) if columns is None else columns
-            scale = 1.0 if columns is None else (len(columns) / float(columns.sum())) ** 0.5
-            divided = scale / count.clamp(min=1e-300)[:, None, None]
-            u = self.sum_u[folds].sum(dim=0)[..., some] * divided
-            v = self.sum_v[folds].sum(dim=0)[..., some] * divided
+            stretch = 1.0 if columns is None else (len(columns) / float(columns.sum())) ** 0.5
+            divided = stretch / count.clamp(min=1e-300)[:, None, None]
+            u, v = (x[folds].sum(dim=0)[..., some] * divided for x in (self.u, self.sums.v))
             return Moments(u @ v.mT, u.square().sum(dim=-1), v.square().sum(dim=-1), count > 0)
-        scale = self.sizes.sum(dim=0) / count.clamp(min=1e-300)
-        uv, uu, vv = (x[folds].sum(dim=0) for x in (self.uv, self.uu, self.vv))
-        sums = Moments(uv, uu, vv, count > 0)
-        return sums if bool(folds.all()) else sums.weighted(scale)
+        uv, uu, vv = (x[folds].sum(dim=0) for x in (self.sums.uv, self.uu, self.sums.vv))
+        found = Moments(uv, uu, vv, count > 0)
+        return found if bool(folds.all()) else found.weighted(self.sizes.sum(dim=0) / count.clamp(min=1e-300))
 
 
 # -- which pairs, in which fold ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from plot_ot.edits import Distinct, EditBatch, Gathered, resume_edited
+from plot_ot.engine import Unit, run, shards
 from plot_ot.errors import PlotError, unknown
-from plot_ot.pooling import Gram, Moments, Pooled, deal, jackknife, subsample
+from plot_ot.pooling import Abstract, Moments, Pooled, Sums, deal, jackknife, pooled, subsample
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place
 
@@ -202,6 +204,23 @@ class Signatures:
         return replace(found, exact=self.exact, agreement=self.agreement, weights=dict(weights))
 
 
+@dataclass(frozen=True)
+class View:
+    """How effects are looked at: φ, centred and projected as the spec says."""
+
+    look: Readout
+    centre: bool
+    projections: Float[Tensor, "draws p k"] | None
+
+    def seen(self, features: Float[Tensor, "*batch p"], fold: int) -> Float[Tensor, "*batch k"]:
+        """Features, or their differences, centred and projected."""
+        if self.centre:
+            features = features - features.mean(dim=-1, keepdim=True)
+        if self.projections is None:
+            return features
+        return features @ self.projections[min(fold, len(self.projections) - 1)].to(features)
+
+
 class Collection:
     """What every way of measuring v shares: the pairs used, u, how effects are seen, and where they are summed."""
 
@@ -213,7 +232,7 @@ class Collection:
         spec: SignatureSpec | None,
         variables: Sequence[str] | None,
     ) -> None:
-        self.family, self.look, self.spec = family, look, spec or SignatureSpec()
+        self.family, self.spec = family, spec or SignatureSpec()
         self.variables = tuple(variables or recording.bank.variables)
         for name in self.variables:
             recording.bank.require(name)
@@ -223,72 +242,67 @@ class Collection:
             chosen, weight = subsample(recording.bank.family, self.spec.pairs, generator)
             recording = recording.select(chosen)
         self.recording, bank = recording, recording.bank
-        self.folds = deal(recording.base_rows, self.spec.parts, generator)
+        folds = deal(recording.base_rows, self.spec.parts, generator)
         means = self.spec.aggregate == "family_mean"
-        features = look.abstract(bank.base_answer[:1], self._outputs).shape[-1]
-        self.projections = self._draw(features, 1 if means else int(self.folds.max()) + 1, generator)
+        self.view = View(
+            look, self.spec.centre, self._projections(look, 1 if means else int(folds.max()) + 1, generator)
+        )
         apart = means or self.spec.normalise == "unit_family" or self.spec.hierarchical
         families = bank.family if apart else torch.zeros_like(bank.family)
-        shared = means and self.projections is not None and self.projections.shape[2] > 1 and self.spec.parts > 0
-        self.gram = Gram(self._u(), len(family), families, self.folds, weight, means=means, shared=shared)
+        self.side = Abstract.of(self._u(folds), families, folds, weight, means=means)
+        self.sums = Sums(self.side, len(family))
 
     @property
     def _outputs(self) -> int:
         return self.recording.base_outputs.shape[-1]
 
-    def _draw(self, features: int, count: int, generator: torch.Generator) -> Float[Tensor, "draws p k"] | None:
+    def _projections(self, look: Readout, count: int, generator: torch.Generator) -> Float[Tensor, "draws p k"] | None:
         """Gaussian projections that keep inner products on average: one per fold where effects are stacked, so that
         their error shows between folds; one for all where effects are averaged first."""
         if self.spec.project is None:
             return None
-        shape = count, features, self.spec.project
-        return torch.randn(shape, generator=generator) / self.spec.project**0.5
+        features = look.abstract(self.recording.bank.base_answer[:1], self._outputs).shape[-1]
+        return torch.randn(count, features, self.spec.project, generator=generator) / self.spec.project**0.5
 
-    def _u(self) -> Float[Tensor, "m pairs p"]:
+    def _u(self, folds: Int[Tensor, " pairs"]) -> Float[Tensor, "m pairs p"]:
         """Abstract effects of every pair."""
-        bank, pieces = self.recording.bank, []
-        order = self.folds.argsort(stable=True)
-        for pairs in order.split(torch.bincount(self.folds).tolist()):
-            base = self.look.abstract(bank.base_answer[pairs], self._outputs)
-            effects = [self.look.abstract(bank.labels[v][pairs], self._outputs) - base for v in self.variables]
-            pieces.append(self.seen(torch.stack(effects), int(self.folds[pairs[0]])))
+        bank, look, pieces = self.recording.bank, self.view.look, []
+        order = folds.argsort(stable=True)
+        for pairs in order.split(torch.bincount(folds).tolist()):
+            base = look.abstract(bank.base_answer[pairs], self._outputs)
+            effects = [look.abstract(bank.labels[v][pairs], self._outputs) - base for v in self.variables]
+            pieces.append(self.view.seen(torch.stack(effects), int(folds[pairs[0]])))
         return torch.cat(pieces, dim=1)[:, order.argsort()]
 
-    def seen(self, features: Float[Tensor, "*batch p"], fold: int) -> Float[Tensor, "*batch k"]:
-        """Features or their differences, centred and projected as the spec says."""
-        if self.spec.centre:
-            features = features - features.mean(dim=-1, keepdim=True)
-        if self.projections is None:
-            return features
-        return features @ self.projections[min(fold, len(self.projections) - 1)].to(features)
-
-    def batches(
-        self, folds: Int[Tensor, " classes"], size: int
-    ) -> Iterator[tuple[int, slice | Int[Tensor, " classes"]]]:
-        """Classes in batches of at most `size`, each within one fold."""
-        for fold in range(int(folds.max()) + 1):
-            members = (folds == fold).nonzero().squeeze(1)
-            whole = len(members) == len(folds)
-            for at in range(0, len(members), size):
-                yield fold, slice(at, min(at + size, len(members))) if whole else members[at : at + size]
-
-    def noise_of(self, features: Tensor, recorded: Tensor, weight: Tensor) -> float:
-        """Squared difference of unedited features, resumed and recorded, pooled as effects are."""
-        if self.gram.means:
-            weight = weight / self.gram.sizes.sum(dim=0).clamp(min=1)
-        squares = (features - recorded).cpu().double().pow(2).flatten(1).sum(dim=1)
-        return float((weight.sum(dim=1) * squares).sum())
+    def gather(self, work: Callable[..., Sums], jobs: Sequence[tuple[Sequence[Place], Sequence[int]]]) -> None:
+        """Let `work(recording, sites, side, view)` measure sites at places, by shards of pairs, and add up what it
+        finds in plan order."""
+        parts = shards(self.recording)
+        chosen = [SiteFamily(tuple(self.family.sites[j] for j in sites), self.family.frames) for _, sites in jobs]
+        units = [
+            Unit(work, pairs, tuple(places), (some, self.side.select(pairs), self.view))
+            for (places, _), some in zip(jobs, chosen, strict=True)
+            for pairs in parts
+        ]
+        results: Iterator[Sums] = run(self.recording, units)
+        for _, sites in jobs:
+            noise = 0.0
+            for found in islice(results, len(parts)):
+                self.sums.take(sites, found)
+                noise += found.noise
+            self.sums.noise = max(self.sums.noise, noise)
 
     def finish(self) -> Signatures:
-        """The signatures of all that was added."""
-        pooled = self.gram.finish()
-        silent = [n for n, u in zip(self.variables, pooled.whole.uu.sum(dim=0).tolist(), strict=True) if u == 0]
+        """The signatures of all that was gathered."""
+        shared = self.side.means and self.spec.parts > 0 and (self.spec.project or 0) > 1
+        found = pooled(self.side, self.sums, shared=shared)
+        silent = [n for n, u in zip(self.variables, found.whole.uu.sum(dim=0).tolist(), strict=True) if u == 0]
         if silent:
             raise PlotError(
                 f"Swapping {', '.join(silent)} never changes the answer in the fit bank: its signature is zero. "
                 f"Add fit pairs that change it."
             )
-        return measure(self.variables, self.family, self.spec, pooled)
+        return measure(self.variables, self.family, self.spec, found)
 
 
 @torch.no_grad()
@@ -305,25 +319,37 @@ def signatures(
     resuming cancels. Pairs are streamed; only inner products are kept.
     """
     collection = Collection(recording, family, look, spec, variables)
-    recording, gram = collection.recording, collection.gram
-    size = recording.subject.responses_per_batch
-    for places, sites in family.together():
-        distinct = Distinct.of(recording, places)
-        weight, u = gram.pool(distinct)
-        gathered = [Gathered(distinct.once, p) for p in places]
-        at_once = min(len(sites) + 1, max(2, size // len(distinct.once)))
-        edits = [(some, _one_by_one(family, some)) for some in _cut(sites, at_once - 1)]
-        noise = 0.0
-        for fold, here in collection.batches(_fold_of_class(collection.folds, distinct), max(1, size // at_once)):
-            for some, edit in edits:
-                features = look.neural(resume_edited(distinct.once, edit, here, gathered))
-                _refuse_non_finite(features, places[0], distinct, here)
-                v = collection.seen((features[:-1] - features[-1:]).cpu(), fold)
-                gram.add(fold, some, v, weight[here], u[:, :, here])
-            recorded = look.neural(distinct.once.base_outputs[here])
-            noise += collection.noise_of(features[-1], recorded, weight[here])
-        gram.noise = max(gram.noise, noise**0.5)
+    collection.gather(_exact, family.together())
     return collection.finish()
+
+
+@torch.no_grad()
+def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: View) -> Sums:
+    """Effects of sites that share their places on some pairs, by one response each."""
+    places, sums = list(family.sites[0].places), Sums(side, len(family))
+    distinct = Distinct.of(recording, places)
+    weight, u = side.pool(distinct)
+    gathered = [Gathered(distinct.once, p) for p in places]
+    size = recording.subject.responses_per_batch
+    at_once = min(len(family) + 1, max(2, size // len(distinct.once)))
+    edits = [(some, _one_by_one(family, some)) for some in _cut(list(range(len(family))), at_once - 1)]
+    for fold, here in batches(_fold_of_class(side.folds, distinct), max(1, size // at_once)):
+        for some, edit in edits:
+            features = view.look.neural(resume_edited(distinct.once, edit, here, gathered))
+            v = view.seen((features[:-1] - features[-1:]).cpu(), fold)
+            sums.add(fold, some, v, weight[here], u[:, :, here])
+        recorded = view.look.neural(distinct.once.base_outputs[here])
+        sums.noise += side.noise(view.seen(features[-1] - recorded, fold), weight[here])
+    return sums
+
+
+def batches(folds: Int[Tensor, " classes"], size: int) -> Iterator[tuple[int, slice | Int[Tensor, " classes"]]]:
+    """Classes in batches of at most `size`, each within one fold."""
+    for fold in folds.unique().tolist():
+        members = (folds == fold).nonzero().squeeze(1)
+        whole = len(members) == len(folds)
+        for at in range(0, len(members), size):
+            yield fold, slice(at, min(at + size, len(members))) if whole else members[at : at + size]
 
 
 def _cut(sites: list[int], size: int) -> list[list[int]]:
@@ -370,13 +396,3 @@ def measure(
 
 def _floor(spec: SignatureSpec, noise: float, column_norms: Tensor) -> float:
     return max(spec.floor * noise, 1e-6 * float(column_norms.max()), 1e-12)
-
-
-def _refuse_non_finite(features: Tensor, place: Place, distinct: Distinct, here: slice | Tensor) -> None:
-    if not bool(torch.isfinite(features).all()):
-        bad = int((~torch.isfinite(features)).flatten(2).any(dim=2).nonzero()[0][1])
-        number = here.start + bad if isinstance(here, slice) else int(here[bad])
-        raise PlotError(
-            f"A swap at {place.name} gives NaN or infinity (pair {distinct.first_pair(number)} of the fit bank): "
-            f"the network overflows there. Use float32, or drop that place."
-        )

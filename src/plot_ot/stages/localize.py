@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, islice, product
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy import ndarray
+from torch import Tensor
 
-from plot_ot.edits import EditBatch, resume_edited
+from plot_ot.edits import EditBatch, Frame, resume_edited
+from plot_ot.engine import Unit, run, shards
 from plot_ot.errors import PlotError, unknown
 from plot_ot.jacobian import jacobian_signatures
-from plot_ot.signatures import Signatures, SignatureSpec
+from plot_ot.signatures import Readout, Signatures, SignatureSpec
 from plot_ot.signatures import signatures as exact_signatures
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, pair_weights, scored
 from plot_ot.stages.prefilter import Prefilter, measured
-from plot_ot.subjects import Place
+from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Transport, from_scores
 
 COUPLINGS = ("all", "place", "masked")
@@ -148,23 +150,35 @@ def attribution(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:
 
     One backward pass per place and variable gives all its sites: d loss / d g = Σ_pairs ∇·W(Rᵀ a_source - Rᵀ a_base).
     """
-    scores = np.zeros((len(problem.variables), len(family)))
-    fit = problem.fit
-    at_once = max(1, fit.subject.responses_per_batch)
-    for row, v in enumerate(problem.variables):
-        labels = fit.bank.labels[v].to(fit.subject.device)
-        for place in family.places:
-            like = fit.store.activations[place.name]
-            frame, slope = family.frames[place.name], torch.zeros(family.frames[place.name].rank, dtype=torch.float64)
-            for at in range(0, len(fit), at_once):
-                pairs = slice(at, min(at + at_once, len(fit)))
-                gains = torch.zeros(1, frame.rank, device=like.device, dtype=like.dtype, requires_grad=True)
-                outputs = resume_edited(fit, [EditBatch(place, frame, gains)], pairs)
-                [gradient] = torch.autograd.grad(problem.look.loss(outputs, labels[pairs]).sum(), gains)
-                slope -= gradient[0].cpu().double()
-            for site in family.at(place):
-                scores[row, site] = max(0.0, float(slope[list(family.sites[site].directions)].sum()))
-    return scores
+    scores, fit = np.zeros((len(problem.variables), len(family))), problem.fit
+    jobs, parts = list(product(enumerate(problem.variables), family.places)), shards(fit)
+    units = [
+        Unit(_slope, pairs, (place,), (place, family.frames[place.name], v, problem.look))
+        for (_, v), place in jobs
+        for pairs in parts
+    ]
+    results: Iterator[Tensor] = run(fit, units)
+    for (row, _), place in jobs:
+        slope = torch.stack(list(islice(results, len(parts)))).sum(dim=0)
+        for site in family.at(place):
+            for part, directions in family.sites[site].parts:
+                if part.name == place.name:
+                    scores[row, site] += float(slope[list(directions)].sum())
+    return scores.clip(min=0)
+
+
+def _slope(recording: BankRecording, place: Place, frame: Frame, variable: str, look: Readout) -> Float[Tensor, " r"]:
+    """How fast each direction's gain lowers the loss, summed over pairs."""
+    labels = recording.bank.labels[variable].to(recording.subject.device)
+    like, slope = recording.store.activations[place.name], torch.zeros(frame.rank, dtype=torch.float64)
+    at_once = max(1, recording.subject.responses_per_batch)
+    for at in range(0, len(recording), at_once):
+        pairs = slice(at, min(at + at_once, len(recording)))
+        gains = torch.zeros(1, frame.rank, device=like.device, dtype=like.dtype, requires_grad=True)
+        outputs = resume_edited(recording, [EditBatch(place, frame, gains)], pairs)
+        [gradient] = torch.autograd.grad(look.loss(outputs, labels[pairs]).sum(), gains)
+        slope -= gradient[0].cpu().double()
+    return slope
 
 
 def at_random(draw: int = 0) -> Callable[[Problem, SiteFamily], Float[ndarray, "m n"]]:
