@@ -59,7 +59,7 @@ def to_mib(handle: Handle, directory: str | os.PathLike[str], *, token: str | No
     if chosen is None and (found is None or not found.swaps):
         raise PlotError(
             f"{TARGET} swaps orthonormal directions with strength 1; at {edit.place.name} the handle for "
-            f"'{handle.variable}' has {shape_of(edit)}. Calibrate it with strengths=(1.0,), or export it to pyvene."
+            f"'{handle.variable}' has {shape_of(edit)}. Export it to pyvene, or a DAS handle of the same place to MIB."
         )
     kind, state, options, features = "Identity", dict[str, Tensor](), dict[str, Any](), edit.place.width
     if chosen is None:
