@@ -176,7 +176,7 @@ def _frame(
     like = recording.store.activations[place.name]
     frame = sae.frame.to(like.device, like.dtype)
     rows = torch.cat([recording.base_rows, recording.source_rows]).unique()
-    if (share := sae.explained(like[rows])) < 0:
+    if (share := sae.explained(like[rows])) < -0.01:  # beyond rounding
         warnings.warn(
             f"The autoencoder reconstructs the activations at {place.name} worse than their mean does (explained "
             f"variance {share:.2f}): it was trained on another place, another model, or scaled activations.",
