@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from plot_ot.banks import Bank, Splits
-from plot_ot.edits import respond
+from plot_ot.edits import EditBatch, respond
+from plot_ot.engine import Engine, InProcess, Recipe, Unit, record_shared, run, shards
 from plot_ot.handles import Handle
 from plot_ot.methods import Method
 from plot_ot.runs import Json
@@ -22,7 +23,7 @@ from plot_ot.stages.base import Clock, Problem, State
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.evidence import evidence
 from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
-from plot_ot.subjects import BankRecording, Subject, record
+from plot_ot.subjects import BankRecording, Subject
 
 RANDOM_HANDLES = 20
 EXAMPLES = 20
@@ -58,22 +59,33 @@ class Prepared:
     transfer: Mapping[tuple[str, str], Bank] = field(default_factory=dict)
     """More test banks, of another distribution; reported apart."""
     spoken: Spoken | None = None
+    recipe: Recipe | None = None
+    """How workers elsewhere make the network for themselves; without it, it is sent to them."""
 
 
 class Study:
-    """Records a prepared seed once and runs methods on it."""
+    """Records a prepared seed once and runs methods on it.
 
-    def __init__(self, prepared: Prepared) -> None:
+    The `engine` says who does the work, `shard` how many inputs a work unit has (by default few of a large network).
+    Results depend on the shards in their last bits, never on the engine.
+    """
+
+    def __init__(self, prepared: Prepared, engine: Engine | None = None, *, shard: int | None = None) -> None:
         self.prepared = prepared
         splits = prepared.splits
+        engine = engine or InProcess()
         clock = Clock()
         with clock.part("recording"):
             banks = splits.fit, splits.calibration, *splits.test.values()
-            fit, calibration, *tests = record(prepared.subject, *banks)
+            crew = engine.crew(prepared.subject, prepared.recipe)
+            fit, calibration, *tests = record_shared(crew, prepared.subject, banks, shard)
         self.recording_seconds = clock.parts["recording"]
         self.tests: dict[tuple[str, str], BankRecording] = dict(zip(splits.test, tests, strict=True))
-        elsewhere = record(prepared.subject, *prepared.transfer.values()) if prepared.transfer else []
-        self.transfer: dict[tuple[str, str], BankRecording] = dict(zip(prepared.transfer, elsewhere, strict=True))
+        self.transfer: dict[tuple[str, str], BankRecording] = {}
+        if prepared.transfer:
+            crew = engine.crew(prepared.subject, prepared.recipe)
+            elsewhere = record_shared(crew, prepared.subject, list(prepared.transfer.values()), shard)
+            self.transfer = dict(zip(prepared.transfer, elsewhere, strict=True))
         self.bootstraps = {key: Bootstrap(recording.bank) for key, recording in self.tests.items()}
         self.problem = Problem(
             prepared.subject, fit, calibration, splits.fit.variables, prepared.look, prepared.seed, prepared.score
@@ -272,7 +284,7 @@ class Study:
             return []
         recording = replace(self.tests[handle.variable, "sensitivity"], subject=spoken.strict)
         bank, look = recording.bank, self.problem.look
-        outputs = respond(recording, handle.batch())
+        outputs = _responses(recording, handle.batch())
         right = look.correct(outputs, bank.labels[handle.variable].to(outputs.device))[0].cpu()
         after = look.decide(outputs)[0].tolist()
         before = look.decide(spoken.strict.outputs_of(recording.store)[recording.base_rows]).tolist()
@@ -316,6 +328,21 @@ class Study:
             torch.Generator().manual_seed(self.prepared.seed),
         )
         return {**self._key(method), **asdict(verdict)}
+
+
+def _responses(recording: BankRecording, edits: Sequence[EditBatch]) -> Float[Tensor, "variants pairs ..."]:
+    """`respond`, by pair shards."""
+    parts = shards(recording)
+    units = [Unit(_outputs, pairs, tuple(e.place for e in edits), (edits,)) for pairs in parts]
+    found = list(run(recording, units))
+    outputs = found[0].new_empty(len(edits[0].gains), len(recording), *found[0].shape[2:])
+    for pairs, piece in zip(parts, found, strict=True):
+        outputs[:, pairs] = piece
+    return outputs
+
+
+def _outputs(recording: BankRecording, edits: Sequence[EditBatch]) -> Tensor:
+    return respond(recording, edits).cpu()
 
 
 def _last_word(prompt: str) -> list[int] | None:

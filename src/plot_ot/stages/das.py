@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.edits import Distinct, EditBatch, Frame, Gathered, resume_edited
+from plot_ot.engine import Unit, jobs_at_once, run
 from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
 from plot_ot.subjects import BankRecording, Place
@@ -62,6 +64,42 @@ class Rotation:
     epochs: int
 
 
+@dataclass(frozen=True)
+class Training:
+    """What is to be trained at one place: rotations for every variable x dimension x restart.
+
+    k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained (an oblique one is).
+    A variable's first restart begins with the directions of its frame in `starts`, if it has one; others at random.
+    In a `room` of orthonormal directions, rotations mix these only, and k = their number swaps all of them.
+    """
+
+    place: Place
+    variables: Sequence[str]
+    dimensions: Sequence[int]
+    generator: torch.Generator
+    starts: Mapping[str, Frame] = field(default_factory=dict)
+    room: Frame | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest dimension there is room for."""
+        return self.place.width if self.room is None else self.room.rank
+
+    def whole(self, spec: DasSpec) -> list[Rotation]:
+        """Rotations that need no training."""
+        sizes = [k for k in self.dimensions if k == self.most and spec.optimiser != "oblique"]
+        frame = self.room or Frame.identity(self.place.width)
+        return [Rotation(self.place, v, frame, k, 0, math.nan, 0) for v in self.variables for k in sizes]
+
+    def jobs(self, spec: DasSpec) -> list[Job]:
+        """Every (variable, dimension, restart) to train."""
+        sizes = [k for k in self.dimensions if k < self.most or spec.optimiser == "oblique"]
+        return [(v, k, r) for v in self.variables for k in sizes for r in range(spec.restarts)]
+
+
+Job = tuple[str, int, int]
+
+
 def train_rotations(
     recording: BankRecording,
     place: Place,
@@ -73,68 +111,86 @@ def train_rotations(
     starts: Mapping[str, Frame] | None = None,
     room: Frame | None = None,
 ) -> list[Rotation]:
-    """Rotations for every variable x dimension x restart at one place, each with its own loss, clipping and stop.
+    """The rotations of one `Training`, each with its own loss, clipping and stop."""
+    return train_all(recording, [Training(place, variables, dimensions, generator, starts or {}, room)], look, spec)
 
-    k = d swaps the whole vector whatever the rotation: it is the full patch and is not trained (an oblique one is).
-    A variable's first restart begins with the directions of its frame in `starts`, if it has one; others at random.
-    In a `room` of orthonormal directions, rotations mix these only, and k = their number swaps all of them.
+
+def train_all(recording: BankRecording, trainings: Sequence[Training], look: Readout, spec: DasSpec) -> list[Rotation]:
+    """The rotations of several trainings, by units of (place x some of its variables and dimensions).
+
+    In a small network all jobs of a place are one batch of variants; in a large one every job is a unit of its own.
     """
-    for v in variables:
-        recording.bank.require(v)
-    most = place.width if room is None else room.rank
-    for k in dimensions:
-        if not 1 <= k <= most:
-            raise PlotError(f"A subspace of {k} dimensions does not fit {place.name} of width {most}.")
-    whole = () if spec.optimiser == "oblique" else (most,)
-    jobs = [(v, k, r) for v in variables for k in dimensions if k not in whole for r in range(spec.restarts)]
-    done = [
-        Rotation(place, v, room or Frame.identity(place.width), k, 0, math.nan, 0)
-        for v in variables
-        for k in dimensions
-        if k in whole
-    ]
-    if jobs:
-        done += _train(recording, place, jobs, look, spec, generator, starts or {}, room)
+    at_once = jobs_at_once(recording.subject, min(spec.batch, len(recording)))
+    units, untrained = [], []
+    for t in trainings:
+        _refuse(recording, t)
+        jobs, state = t.jobs(spec), t.generator.get_state()
+        untrained.append((t.whole(spec), -(-len(jobs) // at_once)))
+        for at in range(0, len(jobs), at_once):
+            args = t.place, jobs, slice(at, at + at_once), look, spec, state, t.starts, t.room
+            units.append(Unit(_train, slice(None), (t.place,), args))
+    trained: Iterator[list[Rotation]] = run(recording, units)
+    done = []
+    for whole, count in untrained:
+        done += [*whole, *(r for some in islice(trained, count) for r in some)]
     return done
+
+
+def _refuse(recording: BankRecording, t: Training) -> None:
+    for v in t.variables:
+        recording.bank.require(v)
+    for k in t.dimensions:
+        if not 1 <= k <= t.most:
+            raise PlotError(f"A subspace of {k} dimensions does not fit {t.place.name} of width {t.most}.")
 
 
 def _train(
     recording: BankRecording,
     place: Place,
-    jobs: Sequence[tuple[str, int, int]],
+    all_jobs: Sequence[Job],
+    chosen: slice,
     look: Readout,
     spec: DasSpec,
-    generator: torch.Generator,
+    state: Tensor,
     starts: Mapping[str, Frame],
     room: Frame | None,
 ) -> list[Rotation]:
-    like = recording.store.activations[place.name]
+    """Train the chosen jobs of a place. What is random does not depend on which these are."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    like, jobs = recording.store.activations[place.name], all_jobs[chosen]
     widest = max(k for _, k, _ in jobs)
     room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
     columns = room.rank if spec.optimiser == "adam" else widest  # whose generator turns all directions
-    start = starting_frames([(v, r) for v, _, r in jobs], room, columns, generator, starts)
+    start = starting_frames([(v, r) for v, _, r in all_jobs], room, columns, generator, starts, chosen)
     gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     rotations = trained_frames(spec, start.to(like), gains)
     final, epochs = descend(
         recording, [place], labels, look, spec, generator, _Rotations(place, room, rotations, gains, jobs)
     )
-    return [
-        Rotation(place, v, room.compose(rotations.finished(j, k)), k, r, float(final[j]), int(epochs[j]))
-        for j, (v, k, r) in enumerate(jobs)
-    ]
+    found = []
+    for j, (v, k, r) in enumerate(jobs):
+        frame = room.compose(rotations.finished(j, k)).to(torch.device("cpu"), like.dtype)
+        found.append(Rotation(place, v, frame, k, r, float(final[j]), int(epochs[j])))
+    return found
 
 
 def starting_frames(
-    jobs: Sequence[tuple[str, int]], room: Frame, columns: int, generator: torch.Generator, starts: Mapping[str, Frame]
+    jobs: Sequence[tuple[str, int]],
+    room: Frame,
+    columns: int,
+    generator: torch.Generator,
+    starts: Mapping[str, Frame],
+    chosen: slice = slice(None),
 ) -> Float[Tensor, "jobs inner columns"]:
-    """Random orthonormal columns in the room's coordinates for every (variable, restart).
+    """Random orthonormal columns in the room's coordinates for every (variable, restart), or for some of them.
 
     A variable's first restart begins with the directions of its frame in `starts`.
     """
     inner = room.rank
-    drawn = torch.randn(len(jobs), inner, inner, generator=generator)[:, :, :columns]
-    for j, (v, restart) in enumerate(jobs):
+    drawn = torch.randn(len(jobs), inner, inner, generator=generator)[chosen, :, :columns].clone()
+    for j, (v, restart) in enumerate(jobs[chosen]):
         if v in starts and not restart:
             given = starts[v].lift(torch.eye(starts[v].rank)).mT  # the directions the frame writes along
             given = room.coordinates(given.mT).mT[:, : drawn.shape[2]]
@@ -189,15 +245,12 @@ def descend(
             batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
+            _refuse_non_finite(losses.detach(), variants, active, epoch)
             penalty = variants.penalty(active)
             (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()
             variants.step(active, epoch / spec.most)
             total += losses.detach().cpu().double() * outputs.shape[1]
         mean = total / len(recording)
-        bad = (~torch.isfinite(mean)).nonzero().squeeze(1).tolist()
-        if bad:
-            who = variants.describe(int(active[bad[0]]))
-            raise PlotError(f"{who} has a loss of NaN or infinity. Lower the rate.")
         here = active.cpu()
         final[here], epochs[here] = mean, epoch
         improved = mean < best[here] * (1 - spec.improvement)
@@ -208,6 +261,13 @@ def descend(
         if not len(active):
             break
     return final, epochs
+
+
+def _refuse_non_finite(losses: Float[Tensor, " active"], variants: Variants, active: Tensor, epoch: int) -> None:
+    bad = (~torch.isfinite(losses)).nonzero().squeeze(1).tolist()
+    if bad:
+        who = variants.describe(int(active[bad[0]]))
+        raise PlotError(f"{who} has a loss of NaN or infinity in epoch {epoch}. Lower the rate.")
 
 
 def annealed(ends: tuple[float, float], progress: float) -> float:
@@ -223,7 +283,7 @@ class _Rotations:
     room: Frame
     rotations: TrainedFrames
     gains: Float[Tensor, "jobs widest"]
-    jobs: Sequence[tuple[str, int, int]]
+    jobs: Sequence[Job]
 
     def edits(self, active: Tensor, progress: float) -> Sequence[EditBatch]:
         return [EditBatch(self.place, self.room.compose(self.rotations.frames(active)), self.gains[active])]

@@ -1,0 +1,326 @@
+"""Ray as the engine: the same work units as in-process, run by actors that each hold a replica of the network.
+
+Ray places the actors, starts them anew where one dies or a node is lost (`max_restarts`), and sends them again what
+they had not finished (`max_task_retries`). A worker has no state that matters: its replica and the shards it recorded
+are made again when a unit asks for them. Results are taken by unit, once each, in plan order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from plot_ot.engine import Recipe
+from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches, without_caches
+from plot_ot.engine.units import Crew, Shard, SharedRecording, Unit
+from plot_ot.errors import PlotError
+from plot_ot.subjects import BankRecording, DecoderSubject, Store, Subject
+from plot_ot.version import library_versions
+
+RETRIES = 100
+"""A unit during which so many workers died will not do better the next time."""
+SENT = 256
+"""Parts of recordings that are kept in Ray's object store for units to come."""
+RECORDINGS = 2
+"""Recordings of which a worker keeps its shards: a study has one of its banks, and one of banks to transfer to."""
+PASSED_ON = ("PLOT_OT_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+"""Environment variables that say where models are found."""
+
+
+class RayEngine:
+    """Workers on a Ray cluster: the one at `address` (or `RAY_ADDRESS`), else one started on this machine.
+
+    `workers` is how many replicas there are, by default one per GPU, or per `threads` CPUs where there are no GPUs.
+    `gpus` is how many GPUs a replica takes: more than one for a recipe that loads its model with a `device_map`.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        *,
+        gpus: float | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.threads = threads or torch.get_num_threads()
+        self._started = not _initialized()
+        if self._started:
+            _connect(address, None if workers is None else workers * self.threads)
+        ray = _library()
+        have = ray.cluster_resources()
+        self.gpus = gpus if gpus is not None else float(have.get("GPU", 0) >= 1)
+        room = have.get("GPU", 0) // self.gpus if self.gpus else have.get("CPU", 1) // self.threads
+        self.count = workers or max(1, int(room))
+        if self.gpus and self.count > room:
+            found = f"{have.get('GPU', 0):g} GPUs"
+            raise PlotError(f"{self.count} workers need {self.count * self.gpus:g} GPUs; the cluster has {found}.")
+        options: dict[str, Any] = {
+            # a sliver of a CPU keeps the node in use, and lets the nodes that are left take over from a lost one
+            "num_cpus": 0.01,
+            "num_gpus": self.gpus,
+            "max_restarts": -1,
+            "max_task_retries": RETRIES,
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": {k: os.environ[k] for k in PASSED_ON if k in os.environ}},
+        }
+        make = ray.remote(Worker).options(**options)
+        numerics = Numerics(self.threads, torch.get_default_dtype(), torch.get_float32_matmul_precision())
+        self.workers = [make.remote(numerics, library_versions()) for _ in range(self.count)]
+        self._replicas: WeakKeyDictionary[Subject, Boxed] = WeakKeyDictionary()
+
+    def crew(self, subject: Subject, recipe: Recipe | None = None) -> Crew:
+        """Workers with replicas of a subject.
+
+        Without a recipe the subject itself is sent: cloudpickled by you, for your own cluster only.
+        """
+        if subject not in self._replicas:
+            self._replicas[subject] = Boxed.of((recipe or subject, subject.identity()))
+        return _RayCrew(self.workers, subject, self._replicas[subject])
+
+    def close(self) -> None:
+        """Let go of the workers, and of the cluster if it was started here."""
+        ray = _library()
+        for worker in self.workers:
+            ray.kill(worker)
+        self.workers = []
+        if self._started:
+            ray.shutdown()
+
+    def __enter__(self) -> RayEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _initialized() -> bool:
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _library(loopback: bool = False) -> Any:
+    """Ray, without its usage statistics; on `loopback`, with all it starts bound to 127.0.0.1 only."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if loopback:  # read when Ray is first imported; else it takes this machine's outside address for its own
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    try:
+        import ray
+    except ImportError as e:
+        raise PlotError("The engine 'ray' needs Ray, which is not installed. pip install 'plot-ot[ray]'.") from e
+    return ray
+
+
+def _connect(address: str | None, cpus: int | None) -> None:
+    """Join the cluster at an address, or start one of this machine alone."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    ray = _library(loopback=not address)
+    try:
+        if address:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        else:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                _node_ip_address="127.0.0.1",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        where = f"at '{address}'" if address else "on this machine"
+        raise PlotError(f"There is no Ray cluster {where}: {e} Start one with `ray start --head`.") from e
+
+
+# -- the driver's side ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What else results depend on: workers compute as the driver would."""
+
+    threads: int
+    dtype: torch.dtype
+    precision: str
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """Something in Ray's object store, fetched by those who do not have it yet."""
+
+    key: str
+    where: Any
+    recording: str = ""
+    """The recording that a shard belongs to."""
+
+    @classmethod
+    def of(cls, value: Any, recording: str = "") -> Boxed:
+        """Put a value in the store; a reference inside another object is not fetched before it is asked for."""
+        return cls(uuid.uuid4().hex, _library().put(value), recording)
+
+    def open(self) -> Any:
+        """The value."""
+        return _library().get(self.where)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A unit that ended in an error the user can mend."""
+
+    error: PlotError
+
+
+class _RayCrew:
+    """The driver's end of one recording: which worker has which shard, and what was sent to them already."""
+
+    def __init__(self, workers: Sequence[Any], subject: Subject, replica: Boxed) -> None:
+        self.workers, self.subject, self.replica = workers, subject, replica
+        self.shards: list[Boxed] = []
+        self._sent: OrderedDict[tuple[Any, ...], tuple[object, Any]] = OrderedDict()
+
+    def record(self, shards: Sequence[Shard]) -> Store:
+        recording = uuid.uuid4().hex
+        self.shards = [Boxed.of(s, recording) for s in shards]
+        refs = [self._worker(k, 0, len(shards)).record.remote(self.replica, box) for k, box in enumerate(self.shards)]
+        store = to_device(merged(list(_plainly(map(_library().get, refs)))), self.subject)
+        return with_caches(store, Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
+
+    def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:
+        if any(u.whole for u in units):  # nobody has all that is needed: whoever is free takes the next
+            from ray.util import ActorPool
+
+            told = [self._told(recording, u, None) for u in units]
+            return _plainly(ActorPool(list(self.workers)).map(lambda worker, t: worker.run.remote(*t), told))
+        of_pair = recording.shard[recording.base_rows.cpu()]
+        present, turns = len(of_pair.unique()), Counter[int]()
+        refs = []
+        for unit in units:
+            shard = int(of_pair[unit.pairs][0])
+            worker = self._worker(shard, turns[shard], present)
+            refs.append(worker.run.remote(*self._told(recording, unit, shard)))
+            turns[shard] += 1
+        return _plainly(map(_library().get, refs))
+
+    def _worker(self, shard: int, turn: int, count: int) -> Any:
+        """Who works on a shard: always the same, or the same few in turn where there are more workers than shards."""
+        several = max(1, len(self.workers) // count)
+        return self.workers[(shard + count * (turn % several)) % len(self.workers)]
+
+    def _told(self, recording: SharedRecording, unit: Unit, shard: int | None) -> tuple[Any, ...]:
+        """What a worker is told: the replica, the part of the recording, the work, and where the shards' inputs are."""
+        from ray import cloudpickle
+
+        reading = getattr(recording.subject, "reading", None)
+        key = id(recording.bank), shard, tuple(p.name for p in unit.places)
+        if key not in self._sent:
+            part = replace(narrowed(recording, unit), subject=None)  # type: ignore[arg-type]
+            self._sent[key] = recording.bank, _library().put(cloudpickle.dumps(part))
+        self._sent.move_to_end(key)
+        while len(self._sent) > SENT:
+            self._sent.popitem(last=False)
+        work = cloudpickle.dumps((unit.work, unit.args))
+        return self.replica, self._sent[key][1], work, self.shards, reading
+
+
+def _plainly(results: Iterator[Any]) -> Iterator[Any]:
+    """What workers gave, or the error they met, without Ray's part of the story."""
+    ray = _library()
+    try:
+        for result in results:
+            if isinstance(result, Refused):
+                raise result.error
+            yield result
+    except ray.exceptions.RayTaskError as e:
+        raise e.cause from None
+    except ray.exceptions.RayError as e:
+        raise PlotError(
+            f"A unit could not be finished although it was started again up to {RETRIES} times ({type(e).__name__}). "
+            f"Workers that run out of memory look like this; use fewer workers per node or less --memory."
+        ) from e
+
+
+# -- the workers' side ----------------------------------------------------------------------------------------
+
+
+class Worker:
+    """An actor with one replica and what it recorded; both are a cache, nothing is lost with them."""
+
+    def __init__(self, numerics: Numerics, versions: Mapping[str, str]) -> None:
+        torch.set_num_threads(numerics.threads)
+        torch.set_default_dtype(numerics.dtype)
+        torch.set_float32_matmul_precision(numerics.precision)
+        self.versions = versions
+        self.key = ""
+        self.subject: Subject | None = None
+        self.stores: OrderedDict[str, dict[str, Store]] = OrderedDict()
+
+    def record(self, replica: Boxed, shard: Boxed) -> Store | Refused:
+        """A shard's activations and outputs; keys and values stay here."""
+        try:
+            return without_caches(self._recorded(self._replica(replica), shard))
+        except PlotError as e:
+            return Refused(e)
+
+    def run(self, replica: Boxed, part: bytes, work: bytes, shards: Sequence[Boxed], reading: str | None) -> Any:
+        """What a unit gives."""
+        from ray import cloudpickle
+
+        try:
+            subject = self._replica(replica)
+            caches = Elsewhere(len(shards), lambda k: self._recorded(subject, shards[k]))
+            recording: BankRecording = cloudpickle.loads(part)
+            store = with_caches(to_device(recording.store, subject), caches)
+            base, source = (rows.to(subject.device) for rows in (recording.base_rows, recording.source_rows))
+            seen = _watching(subject, reading)
+            recording = replace(recording, subject=seen, store=store, base_rows=base, source_rows=source)
+            do, args = cloudpickle.loads(work)
+            return do(recording, *args)
+        except PlotError as e:
+            return Refused(e)
+
+    def process(self) -> int:
+        """The number of its process."""
+        return os.getpid()
+
+    def node(self) -> str:
+        """The node it is on."""
+        return str(_library().get_runtime_context().get_node_id())
+
+    def _replica(self, box: Boxed) -> Subject:
+        if self.subject is None or self.key != box.key:
+            if (here := library_versions()) != self.versions:
+                raise PlotError(f"A worker has {here}, the driver {dict(self.versions)}: install the same everywhere.")
+            self.subject, self.stores = None, OrderedDict()  # make room first
+            made, identity = box.open()
+            subject = made if isinstance(made, Subject) else made()
+            if subject.identity() != identity:
+                raise PlotError(
+                    f"A worker's network is another than the driver's (weights {subject.identity()}, not {identity}). "
+                    f"Give all nodes the same model files."
+                )
+            self.subject, self.key = subject, box.key
+        return self.subject
+
+    def _recorded(self, subject: Subject, box: Boxed) -> Store:
+        if not isinstance(subject, DecoderSubject):  # whose units bring all they need
+            return record_shard(subject, box.open())
+        stores = self.stores.setdefault(box.recording, {})
+        if box.key not in stores:
+            stores[box.key] = record_shard(subject, box.open())
+        self.stores.move_to_end(box.recording)
+        while len(self.stores) > RECORDINGS:
+            self.stores.popitem(last=False)
+        return stores[box.key]
+
+
+def _watching(subject: Subject, reading: str | None) -> Subject:
+    """The replica, read out as the driver's subject is."""
+    if isinstance(subject, DecoderSubject) and reading != subject.reading:
+        return subject.watching(rest=reading == "rest", vocabulary=reading == "vocabulary")
+    return subject

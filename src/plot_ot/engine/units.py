@@ -1,0 +1,166 @@
+"""Work units: what a study computes, cut by pair shards into pieces that anyone with a replica of the network can run.
+
+The cut is fixed by the network and the banks, never by who works or how many there are, and results are used in the
+order of the plan. So it does not matter where a unit runs, or how often it had to be started: sums are the same bits.
+
+Inputs are recorded in *shards*. A pair belongs to the shard of its base input, so that pairs which share a response
+(`edits.Distinct`) stay together, and what resuming a base needs is in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from plot_ot.banks import Bank, first_of_each, row_codes
+from plot_ot.errors import PlotError
+from plot_ot.subjects import BankRecording, Place, Store, Subject
+from plot_ot.subjects.base import _refuse_non_finite
+
+Pairs = slice | Int[Tensor, " chosen"]
+
+WORK = 1 << 28
+"""Multiply-adds below which a piece of work is so small that starting it shows: smaller ones are kept together."""
+LEAST, MOST = 64, 1 << 10
+"""Inputs of a shard."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Inputs that are recorded together."""
+
+    inputs: Tensor
+    bases: Int[Tensor, " bases"]
+    """The rows that will be resumed."""
+    share: float
+    """Its part of all inputs, and so of the memory for them."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`work(recording of some pairs, *args)`, which returns little: sums, counts, frames."""
+
+    work: Callable[..., Any]
+    pairs: Pairs
+    """The pairs of one shard, as `shards` gives them; slice(None) is the whole bank."""
+    places: tuple[Place, ...]
+    """Where it looks at activations."""
+    args: tuple[Any, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it needs all pairs."""
+        return isinstance(self.pairs, slice)
+
+
+class Crew(Protocol):
+    """Whoever works on one subject: records its shards, and runs units on what was recorded."""
+
+    def record(self, shards: Sequence[Shard]) -> Store:
+        """One store of all shards' inputs, one after the other."""
+
+    def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:
+        """Start the units, and give what comes of them in their order."""
+
+
+@dataclass(frozen=True)
+class SharedRecording(BankRecording):
+    """A bank's recording with the crew that works on it and the cut of its work."""
+
+    crew: Crew
+    shard: Int[Tensor, " inputs"]
+    """The shard of every recorded input."""
+
+    def select(self, pairs: Tensor, name: str | None = None) -> SharedRecording:
+        some = super().select(pairs, name)
+        return SharedRecording(
+            some.subject, some.store, some.base_rows, some.source_rows, some.bank, self.crew, self.shard
+        )
+
+
+def shards(recording: BankRecording) -> list[Pairs]:
+    """The pairs of every shard, in plan order; one slice(None) where there is no more than one."""
+    if not isinstance(recording, SharedRecording):
+        return [slice(None)]
+    of_pair = recording.shard[recording.base_rows.cpu()]
+    present = of_pair.unique().tolist()
+    return [slice(None)] if len(present) == 1 else [(of_pair == s).nonzero().squeeze(1) for s in present]
+
+
+def run(recording: BankRecording, units: Sequence[Unit]) -> Iterator[Any]:
+    """What the units give, in their order; the crew of the recording, or else this process, runs them."""
+    if isinstance(recording, SharedRecording):
+        return recording.crew.map(recording, units)
+    return (run_here(recording, unit) for unit in units)
+
+
+def run_here(recording: BankRecording, unit: Unit) -> Any:
+    """Run a unit in this process."""
+    return unit.work(recording if isinstance(unit.pairs, slice) else recording.select(unit.pairs), *unit.args)
+
+
+def jobs_at_once(subject: Subject, rows: int) -> int:
+    """How many jobs that each push so many rows through the network make a unit worth starting."""
+    return max(1, WORK // (_parameters(subject) * max(1, rows)))
+
+
+def inputs_per_shard(subject: Subject) -> int:
+    """Few inputs of a large network, many of a small one."""
+    return max(LEAST, min(MOST, WORK // _parameters(subject)))
+
+
+def _parameters(subject: Subject) -> int:
+    return max(1, sum(t.numel() for t in subject.weights().values()))
+
+
+# -- the plan -------------------------------------------------------------------------------------------------
+
+
+def record_shared(
+    crew: Crew, subject: Subject, banks: Sequence[Bank], size: int | None = None
+) -> list[SharedRecording]:
+    """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard."""
+    if size is not None and size < 1:
+        raise PlotError(f"A shard needs at least one input; found {size}.")
+    parts, rows = plan(banks, size or inputs_per_shard(subject))
+    store = crew.record(parts)
+    _refuse_non_finite(store)
+    shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
+    recordings, at = [], 0
+    rows = rows.to(subject.device)
+    for bank in banks:
+        middle, end = at + len(bank), at + 2 * len(bank)
+        recordings.append(SharedRecording(subject, store, rows[at:middle], rows[middle:end], bank, crew, shard))
+        at = end
+    return recordings
+
+
+def plan(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " rows"]]:
+    """Shards of the distinct inputs, and where each bank's bases, then its sources, stand among them.
+
+    Inputs come in the order in which pairs use them as bases, bank by bank, and a shard serves one bank first; inputs
+    that are sources only come last.
+    """
+    inputs = torch.cat([x for bank in banks for x in (bank.base, bank.source)])
+    code = row_codes(inputs)
+    is_base = torch.cat([torch.arange(2 * len(b)) < len(b) for b in banks])
+    bank_of = torch.cat([torch.full((2 * len(b),), k) for k, b in enumerate(banks)])
+    count, position = int(code.max()) + 1, torch.arange(len(code))
+    never = len(code)
+    first_base = torch.full((count,), never).scatter_reduce(0, code[is_base], position[is_base], reduce="amin")
+    first = first_of_each(code)
+    order = torch.where(first_base < never, first_base, never + first).argsort()
+    group = torch.where(first_base < never, bank_of[first_base.clamp(max=never - 1)], len(banks))[order]
+    found = []
+    for g in group.unique().tolist():
+        members = order[group == g]
+        for some in members.tensor_split(-(-len(members) // size)):
+            bases = torch.arange(len(some) if g < len(banks) else 0)
+            found.append(Shard(inputs[first[some]], bases, len(some) / count))
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(count))
+    return found, rank[code]
