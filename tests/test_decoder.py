@@ -23,7 +23,7 @@ from decoders import (
     whole_forwards,
 )
 from plot_ot.edits import EditBatch, Frame, resume_edited
-from plot_ot.subjects import decoder
+from plot_ot.subjects import decoder, record_pairs
 
 # -- equality with the oracle ------------------------------------------------------------------------------------
 
@@ -64,6 +64,21 @@ def test_recording_equals_the_plain_forward(family: str) -> None:
             assert relative(recording.store.outputs[at], as_answers(logits)) < 1e-5
             assert int(recording.store.top_token[at]) == int(logits.argmax())
             assert int(recording.store.lengths[at]) == len(PROMPTS[int(row)])
+
+
+def test_a_source_may_be_longer_than_every_base_of_its_batch() -> None:
+    model = network("llama")
+    subject = recorded(model).subject
+    by_length = sorted(range(len(PROMPTS)), key=lambda k: len(PROMPTS[k]))
+    rows = torch.tensor([by_length[0], by_length[-1]]).unsqueeze(1)
+    assert len(PROMPTS[by_length[0]]) < len(PROMPTS[by_length[-1]])
+    [recording] = record_pairs(subject, (rows[:1], rows[1:]))
+    place = subject.places[0]
+    activation = recording.source_at(place).unsqueeze(0)
+    found = subject.watching(vocabulary=True).resume(recording.store, recording.base_rows, place, activation, {})
+    with torch.no_grad():
+        expected = plain(model, rows[0], {place.name: lambda _: activation[0, 0]})
+    assert relative(found[0, 0], expected) < 1e-5
 
 
 # -- other places ------------------------------------------------------------------------------------------------

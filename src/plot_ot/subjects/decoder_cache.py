@@ -107,7 +107,7 @@ class PrefixCache:
         """Tokens at the end of a prompt that may be run again."""
         self.residuals: dict[int, Float[Tensor, "slots tail d"]] = dict.fromkeys(entries, torch.empty(0))
         """The tail's residual before those blocks (or after the last) at which a resumed pass may enter."""
-        self.width = int(self.lengths.max()) if len(bases) else 0
+        self.width = int(lengths.max()) if len(bases) else 0  # a longer source may run beside the bases
         self._limit = limit
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pages: dict[int, _Pages] = {}
