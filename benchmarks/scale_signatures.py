@@ -395,6 +395,12 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def _repeatable(argv: Sequence[str]) -> list[str]:
+    """The options that say what is measured."""
+    hidden = {k for i, a in enumerate(argv) if a == "--out" for k in (i, i + 1)}
+    return [a for i, a in enumerate(argv) if i not in hidden and a != "--fresh"]
+
+
 def main(argv: Sequence[str]) -> None:
     args = arguments(argv)
     torch.set_num_threads(THREADS)
@@ -404,7 +410,7 @@ def main(argv: Sequence[str]) -> None:
     if args.fresh or results.get("options") != options:
         results = {"options": options, "parts": {}}
     results |= {
-        "command": shlex.join(["python", "benchmarks/scale_signatures.py", *(a for a in argv if a != "--fresh")]),
+        "command": shlex.join(["python", "benchmarks/scale_signatures.py", *_repeatable(argv)]),
         "commit": commit(),
         "machine": machine(),
     }

@@ -193,27 +193,35 @@ def test_on_hierarchical_equality_linearised_costs_rank_neurons_as_exact_ones_do
     assert min(map(rank_correlation, linear.cost, exact.cost)) >= 0.97
 
 
-def test_every_neuron_of_a_language_model_is_a_site_and_one_pass_serves_all_layers():
+def language_model():
+    """A random decoder and the recording of a bank whose variable is its answer."""
     decoders = pytest.importorskip("decoders")
-    recording = decoders.recorded(decoders.network("llama"))
-    bank = Bank.from_pairs(
-        CausalModel(["x"], {"p": lambda x: x % 3, "y": lambda p: p}, "y"), decoders.BASE, decoders.SOURCE
-    )
-    recording = record(recording.subject, bank)[0]
-    family = neurons(recording, recording.subject.places)
-    assert len(family) == decoders.DEPTH * decoders.WIDTH
-    runs, resume = [], recording.subject.resume
+    subject = decoders.recorded(decoders.network("llama")).subject
+    causal = CausalModel(["x"], {"p": lambda x: x % 3, "y": lambda p: p}, "y")
+    return record(subject, Bank.from_pairs(causal, decoders.BASE, decoders.SOURCE))[0]
+
+
+@pytest.mark.parametrize("room", [1, 2, 100])
+def test_every_neuron_of_a_language_model_is_a_site_and_passes_serve_all_layers_within_memory(room, monkeypatch):
+    recording, look = language_model(), readout("logits")
+    subject = recording.subject
+    family = neurons(recording, subject.places)
+    assert len(family) == sum(p.width for p in subject.places)
+    exact, expected = signatures(recording, family, look), jacobian_signatures(recording, family, look)
+    subject.memory = 4 * room * 5 * sum(sum(w.shape) for w in subject.weights().values() if w.ndim == 2)
+    monkeypatch.setattr("plot_ot.subjects.decoder.checkpoint", None)  # no graph is too large to be kept
+    runs, resume = [], subject.resume
 
     def counted(store, rows, start, *rest):
         runs.append((start.layer, len(rows)))
         return resume(store, rows, start, *rest)
 
-    recording.subject.resume = counted
-    found = jacobian_signatures(recording, family, readout("logits"))
-    assert runs == [(0, len(recording.base_rows.unique()))]
-    recording.subject.resume = resume
-    exact = signatures(recording, family, readout("logits"))
-    last = family.at(recording.subject.places[-1])  # only the final norm follows
+    monkeypatch.setattr(subject, "resume", counted)
+    found = jacobian_signatures(recording, family, look)
+    bases = len(recording.base_rows.unique())
+    assert runs == [(0, min(room, bases - at)) for at in range(0, bases, room)]
+    assert_same(found, expected)
+    last = family.at(subject.places[-1])  # only the final norm follows
     assert rank_correlation(found.column_norms[last], exact.column_norms[last]) > 0.95
 
 

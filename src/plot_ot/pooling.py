@@ -219,9 +219,10 @@ def subsample(
 
 
 def deal(bases: Int[Tensor, " pairs"], folds: int, generator: torch.Generator) -> Int[Tensor, " pairs"]:
-    """The fold of every pair: distinct base inputs shuffled and dealt, so that folds share none."""
+    """The fold of every pair: distinct base inputs shuffled and dealt, so that folds share none; 0 is one fold."""
+    if not folds:
+        return torch.zeros(len(bases), dtype=torch.long)
     seen, code = torch.unique(bases.cpu(), return_inverse=True)
-    if folds and len(seen) < 2:
+    if len(seen) < 2:
         raise PlotError("Error bars need pairs of at least two base inputs; set folds=0, or add base inputs.")
-    turn = torch.randperm(len(seen), generator=generator) % max(1, min(folds, len(seen)))
-    return turn[code]
+    return (torch.randperm(len(seen), generator=generator) % min(folds, len(seen)))[code]

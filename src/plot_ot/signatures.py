@@ -359,7 +359,7 @@ def _cut(sites: list[int], size: int) -> list[list[int]]:
 def _one_by_one(family: SiteFamily, sites: Sequence[int]) -> list[EditBatch]:
     """One variant per site, and one that edits nothing."""
     some = SiteFamily(tuple(family.sites[j] for j in sites), family.frames)
-    return some.edits(torch.cat([torch.eye(len(sites)), torch.zeros(1, len(sites))]))
+    return [EditBatch(p, family.frames[p.name], F.pad(some.indicator(p), (0, 0, 0, 1))) for p in some.places]
 
 
 def _fold_of_class(folds: Int[Tensor, " pairs"], distinct: Distinct) -> Int[Tensor, " classes"]:
