@@ -423,7 +423,7 @@ def main(argv: Sequence[str]) -> None:
         results["parts"][part] = PARTS[part](bench, args)
         args.out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n")
-    (args.out / "scale_signatures.md").write_text(page(json.loads(path.read_text())))
+    (args.out / "scale_signatures.md").write_text(page(json.loads(path.read_text())), encoding="utf-8")
 
 
 if __name__ == "__main__":
