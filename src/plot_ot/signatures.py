@@ -278,7 +278,11 @@ class Collection:
         """Let `work(recording, sites, side, view)` measure sites at places, by shards of pairs, and add up what it
         finds in plan order."""
         parts = shards(self.recording)
-        chosen = [SiteFamily(tuple(self.family.sites[j] for j in sites), self.family.frames) for _, sites in jobs]
+        frames = [{p.name: self.family.frames[p.name] for p in places} for places, _ in jobs]
+        chosen = [
+            SiteFamily(tuple(self.family.sites[j] for j in sites), own)
+            for (_, sites), own in zip(jobs, frames, strict=True)
+        ]
         units = [
             Unit(work, pairs, tuple(places), (some, self.side.select(pairs), self.view))
             for (places, _), some in zip(jobs, chosen, strict=True)
@@ -332,7 +336,8 @@ def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: V
     gathered = [Gathered(distinct.once, p) for p in places]
     size = recording.subject.responses_per_batch
     at_once = min(len(family) + 1, max(2, size // len(distinct.once)))
-    edits = [(some, _one_by_one(family, some)) for some in _cut(list(range(len(family))), at_once - 1)]
+    cut = [some.tolist() for some in torch.arange(len(family)).split(at_once - 1)]
+    edits = [(some, _one_by_one(family, some)) for some in cut]
     for fold, here in batches(_fold_of_class(side.folds, distinct), max(1, size // at_once)):
         for some, edit in edits:
             features = view.look.neural(resume_edited(distinct.once, edit, here, gathered))
@@ -350,10 +355,6 @@ def batches(folds: Int[Tensor, " classes"], size: int) -> Iterator[tuple[int, sl
         whole = len(members) == len(folds)
         for at in range(0, len(members), size):
             yield fold, slice(at, min(at + size, len(members))) if whole else members[at : at + size]
-
-
-def _cut(sites: list[int], size: int) -> list[list[int]]:
-    return [sites[k : k + size] for k in range(0, len(sites), size)]
 
 
 def _one_by_one(family: SiteFamily, sites: Sequence[int]) -> list[EditBatch]:
