@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from nets import mlp
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Crew, Recipe, SharedRecording, Unit
 from plot_ot.errors import PlotError
@@ -42,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
     started.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(cluster: Cluster) -> Iterator[RayEngine]:
     with RayEngine(workers=2) as made:
         yield made
@@ -95,6 +95,12 @@ class _DisturbedCrew:
             yield result
 
 
+def test_an_address_where_nobody_is() -> None:
+    with pytest.raises(PlotError, match=r"There is no Ray cluster at '127.0.0.1:1' .*ray start --head"):
+        RayEngine("127.0.0.1:1")
+
+
+@pytest.mark.long
 def test_a_study_is_the_same_bits_as_in_process(engine: RayEngine, equality: tuple[Prepared, dict]) -> None:
     prepared, expected = equality
     assert bits(run_all(prepared, HEQ_METHODS, engine, SHARD)) == expected
@@ -104,7 +110,22 @@ def test_a_language_model_loaded_by_its_recipe_gives_the_same_bits(
     engine: RayEngine, questions: tuple[Prepared, dict]
 ) -> None:
     prepared, expected = questions
-    assert bits(run_all(prepared, MCQA_METHODS, engine, SHARD)) == expected
+    some = [m for m in MCQA_METHODS if m.name in ("plot-native", "das")]
+    found = bits(run_all(prepared, some, engine, SHARD))
+    assert found["records"] == {m.name: expected["records"][m.name] for m in some}
+    assert found["handles"] == {key: h for key, h in expected["handles"].items() if key[0] in found["records"]}
+
+
+@pytest.mark.long
+def test_every_stage_on_a_language_model_gives_the_same_bits_while_workers_die(
+    engine: RayEngine, questions: tuple[Prepared, dict]
+) -> None:
+    """A worker that was killed loads its model and records its shards again."""
+    prepared, expected = questions
+    victims = iter(processes(engine))
+    disturbed = Disturbed(engine, [3, 30], lambda: os.kill(next(victims), signal.SIGKILL))
+    assert bits(run_all(prepared, MCQA_METHODS, disturbed, SHARD)) == expected
+    assert disturbed.disturbances == 2
 
 
 def test_workers_are_spread_over_nodes_that_only_this_machine_sees(engine: RayEngine) -> None:
@@ -124,28 +145,6 @@ def test_killed_workers_lose_nothing(engine: RayEngine, equality: tuple[Prepared
 
 
 @pytest.mark.long
-def test_a_killed_worker_loads_its_model_and_records_its_shards_again(
-    engine: RayEngine, questions: tuple[Prepared, dict]
-) -> None:
-    prepared, expected = questions
-    victims = iter(processes(engine))
-    disturbed = Disturbed(engine, [3, 30], lambda: os.kill(next(victims), signal.SIGKILL))
-    assert bits(run_all(prepared, MCQA_METHODS, disturbed, SHARD)) == expected
-    assert disturbed.disturbances == 2
-
-
-def test_a_lost_node_loses_nothing(cluster: Cluster, equality: tuple[Prepared, dict]) -> None:
-    prepared, expected = equality
-    doomed = cluster.add_node(num_cpus=2, node_ip_address="127.0.0.1")
-    with RayEngine(workers=3) as engine:
-        nodes = ray.get([w.node.remote() for w in engine.workers])
-        assert doomed.node_id in nodes
-        disturbed = Disturbed(engine, [10], lambda: cluster.remove_node(doomed, allow_graceful=False))
-        assert bits(run_all(prepared, HEQ_METHODS, disturbed, SHARD)) == expected
-        assert disturbed.disturbances == 1
-        assert doomed.node_id not in ray.get([w.node.remote() for w in engine.workers])
-
-
 def test_the_number_of_workers_does_not_matter(cluster: Cluster, equality: tuple[Prepared, dict]) -> None:
     prepared, expected = equality
     with RayEngine(workers=1) as engine:
@@ -184,11 +183,16 @@ def test_another_network_than_the_drivers_is_refused(engine: RayEngine) -> None:
         Study(prepared, engine, shard=SHARD)
 
 
-def test_an_address_where_nobody_is() -> None:
-    if ray.is_initialized():
-        pytest.skip("a cluster is open in this process")
-    with pytest.raises(PlotError, match="There is no Ray cluster at"):
-        RayEngine("127.0.0.1:1")
+def test_a_lost_node_loses_nothing(cluster: Cluster, engine: RayEngine, equality: tuple[Prepared, dict]) -> None:
+    """The last test here: only the head is left after it."""
+    prepared, expected = equality
+    [doomed] = cluster.worker_nodes
+    where = [w.node.remote() for w in engine.workers]
+    assert doomed.node_id in ray.get(where)
+    disturbed = Disturbed(engine, [10], lambda: cluster.remove_node(doomed, allow_graceful=False))
+    assert bits(run_all(prepared, HEQ_METHODS, disturbed, SHARD)) == expected
+    assert disturbed.disturbances == 1
+    assert set(ray.get([w.node.remote() for w in engine.workers])) == {cluster.head_node.node_id}
 
 
-_another: Recipe = lambda: MLPSubject(mlp(16, 16, 2))  # noqa: E731
+_another: Recipe = lambda: MLPSubject(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)))  # noqa: E731

@@ -10,7 +10,20 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli.common import Detail, Figures, First, Methods, Out, Quiet, Seeds, Threads, console
+from plot_ot.cli.common import (
+    Address,
+    Detail,
+    EngineName,
+    Figures,
+    First,
+    Methods,
+    Out,
+    Quiet,
+    Seeds,
+    Threads,
+    Workers,
+    console,
+)
 from plot_ot.cli.run import app, finish
 from plot_ot.models import available, fetch
 from plot_ot.report import tables
@@ -70,6 +83,9 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         figures: Figures = True,
         detail: Detail = False,
         quiet: Quiet = False,
+        engine: EngineName = "process",
+        address: Address = None,
+        workers: Workers = None,
     ) -> None:
         more = {"questions": questions} if reads_files else {}
         configured = task(
@@ -89,7 +105,8 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             int(memory * 1e9),
             **more,
         )
-        finish(configured, methods, seeds, first_seed, out, threads, False, figures, quiet, detail)
+        crew = engine, address, workers
+        finish(configured, methods, seeds, first_seed, out, threads, False, figures, quiet, detail, crew)
 
     if not reads_files:
         shown = inspect.signature(run, eval_str=True)

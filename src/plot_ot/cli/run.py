@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +14,10 @@ import torch
 import typer
 
 from plot_ot.cli.common import (
+    Address,
     Bits,
     Detail,
+    EngineName,
     Figures,
     First,
     Methods,
@@ -28,11 +31,14 @@ from plot_ot.cli.common import (
     Strengths,
     Threads,
     Width,
+    Workers,
     console,
     errors,
 )
+from plot_ot.cli.engines import hired
 from plot_ot.cli.look import print_run
 from plot_ot.cli.progress import Watch, announced
+from plot_ot.engine import Engine
 from plot_ot.guards import halvings
 from plot_ot.methods import Method, pick
 from plot_ot.models import default_cache
@@ -40,6 +46,7 @@ from plot_ot.report.page import write_page
 from plot_ot.runs import RunDirectory
 from plot_ot.study import Study
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, SeedFailed, Task
+from plot_ot.tasks.replicas import recipe as recipe_of
 from plot_ot.version import library_versions
 
 app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
@@ -59,11 +66,14 @@ def run_heq(
     sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
     figures: Figures = True,
     quiet: Quiet = False,
+    engine: EngineName = "process",
+    address: Address = None,
+    workers: Workers = None,
 ) -> None:
     """Hierarchical equality: the paper's first study."""
-    finish(
-        HierarchicalEquality(sampler, strengths, size), methods, seeds, first_seed, out, threads, sweep, figures, quiet
-    )
+    task = HierarchicalEquality(sampler, strengths, size)
+    crew = engine, address, workers
+    finish(task, methods, seeds, first_seed, out, threads, sweep, figures, quiet, crew=crew)
 
 
 @app.command("addition")
@@ -81,10 +91,14 @@ def run_addition(
     figures: Figures = True,
     detail: Detail = False,
     quiet: Quiet = False,
+    engine: EngineName = "process",
+    address: Address = None,
+    workers: Workers = None,
 ) -> None:
     """Binary addition: the paper's second study."""
     task = BinaryAddition(width, bits, recipe, split, bases)
-    finish(task, methods, seeds, first_seed, out, threads, False, figures, quiet, detail)
+    crew = engine, address, workers
+    finish(task, methods, seeds, first_seed, out, threads, False, figures, quiet, detail, crew)
 
 
 def finish(
@@ -98,12 +112,15 @@ def finish(
     figures: bool,
     quiet: bool,
     detail: bool = False,
+    crew: tuple[str, str | None, int | None] = ("process", None, None),
 ) -> None:
-    """Run what is missing, compile, draw, write the report, print."""
+    """Run what is missing by an engine (its name, address, workers), compile, draw, write the report, print."""
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
+    chosen = list(range(first_seed, first_seed + seeds))
     torch.set_num_threads(threads)
     try:
-        run = run_study(task, names, list(range(first_seed, first_seed + seeds)), out, sweep=sweep, quiet=quiet)
+        with hired(*crew, threads) as engine:
+            run = run_study(task, names, chosen, out, sweep=sweep, quiet=quiet, engine=engine)
     except KeyboardInterrupt:
         errors.print("Interrupted. Run the same command again to continue where it stopped.")
         raise typer.Exit(130) from None
@@ -124,14 +141,14 @@ def finish(
 
 
 def run_study(
-    task: Task, names: list[str] | None, seeds: list[int], out: Path, *, sweep: bool, quiet: bool
+    task: Task, names: list[str] | None, seeds: list[int], out: Path, *, sweep: bool, quiet: bool, engine: Engine
 ) -> RunDirectory:
     """Run the units that are missing from the run directory, which stays locked until what comes back is closed."""
     chosen = pick(task.methods(), names)
     config = {**task.config(), "methods": [m.name for m in chosen], "seeds": seeds}
     run = RunDirectory.open(out, config, library_versions(), shlex.join(["plot-ot", *sys.argv[1:]]))
     try:
-        _run_missing(run, task, chosen, seeds, sweep, quiet)
+        _run_missing(run, task, chosen, seeds, sweep, quiet, engine)
     except BaseException:
         run.close()
         raise
@@ -139,7 +156,13 @@ def run_study(
 
 
 def _run_missing(
-    run: RunDirectory, task: Task, chosen: Sequence[Method], seeds: list[int], sweep: bool, quiet: bool
+    run: RunDirectory,
+    task: Task,
+    chosen: Sequence[Method],
+    seeds: list[int],
+    sweep: bool,
+    quiet: bool,
+    engine: Engine,
 ) -> None:
     if run.manifest.pop("finished", None):
         run.write_manifest()
@@ -152,7 +175,8 @@ def _run_missing(
                 continue
             try:
                 with watch.at(seed, "network and banks"):
-                    study = Study(task.prepare(seed, default_cache()))
+                    prepared = replace(task.prepare(seed, default_cache()), recipe=recipe_of(task))
+                    study = Study(prepared, engine)
             except SeedFailed as e:
                 run.finish(seed, "failed", {"failures": [{"task": task.name, "seed": seed, "reason": str(e)}]})
                 watch.skip(seed, missing)
@@ -170,12 +194,12 @@ def _run_missing(
             if SWEEP in missing:
                 with watch.at(seed, SWEEP):
                     run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
-            _note_memory(run, seed, study)
+            _note_memory(run, seed, study, engine)
 
 
-def _note_memory(run: RunDirectory, seed: int, study: Study) -> None:
+def _note_memory(run: RunDirectory, seed: int, study: Study, engine: Engine) -> None:
     """A run that ran out of memory says so in its manifest: its last bits depend on how its work was cut."""
     spoken = study.prepared.spoken
-    for subject in (study.prepared.subject, *([spoken.strict] if spoken else [])):
-        for words in halvings(subject):
-            run.note(f"seed {seed}: {words}")
+    subjects = study.prepared.subject, *([spoken.strict] if spoken else [])
+    for words in (*(w for s in subjects for w in halvings(s)), *engine.notes()):
+        run.note(f"seed {seed}: {words}")

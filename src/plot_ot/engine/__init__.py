@@ -19,12 +19,18 @@ class Engine(Protocol):
     def crew(self, subject: Subject, recipe: Recipe | None = None) -> Crew:
         """Workers with replicas of a subject, made by the recipe; without one the subject itself is sent to them."""
 
+    def notes(self) -> list[str]:
+        """What workers elsewhere had to do differently since this was last asked, in words for the manifest."""
+
 
 class InProcess:
     """Everything here, one unit after the other."""
 
     def crew(self, subject: Subject, recipe: Recipe | None = None) -> Crew:
         return _Here(subject)
+
+    def notes(self) -> list[str]:
+        return []
 
 
 class _Here:

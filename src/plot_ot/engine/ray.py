@@ -8,10 +8,11 @@ are made again when a unit asks for them. Results are taken by unit, once each, 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from plot_ot.engine import Recipe
 from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches, without_caches
 from plot_ot.engine.units import Crew, Shard, SharedRecording, Unit
 from plot_ot.errors import PlotError
+from plot_ot.guards import halvings
 from plot_ot.subjects import BankRecording, DecoderSubject, Store, Subject
 from plot_ot.version import library_versions
 
@@ -74,6 +76,7 @@ class RayEngine:
         make = ray.remote(Worker).options(**options)
         numerics = Numerics(self.threads, torch.get_default_dtype(), torch.get_float32_matmul_precision())
         self.workers = [make.remote(numerics, library_versions()) for _ in range(self.count)]
+        self._notes: list[str] = []
         self._replicas: WeakKeyDictionary[Subject, Boxed] = WeakKeyDictionary()
 
     def crew(self, subject: Subject, recipe: Recipe | None = None) -> Crew:
@@ -83,16 +86,22 @@ class RayEngine:
         """
         if subject not in self._replicas:
             self._replicas[subject] = Boxed.of((recipe or subject, subject.identity()))
-        return _RayCrew(self.workers, subject, self._replicas[subject])
+        return _RayCrew(self.workers, subject, self._replicas[subject], self._notes)
+
+    def notes(self) -> list[str]:
+        """What workers cut smaller because their memory ran out, each said once."""
+        said = list(dict.fromkeys(self._notes))
+        self._notes.clear()
+        return said
 
     def close(self) -> None:
         """Let go of the workers, and of the cluster if it was started here."""
         ray = _library()
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []
         if self._started:
             ray.shutdown()
+        for worker in () if self._started else self.workers:
+            ray.kill(worker)
+        self.workers = []
 
     def __enter__(self) -> RayEngine:
         return self
@@ -123,6 +132,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
     ray = _library(loopback=not address)
     try:
         if address:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         else:
             ray.init(
@@ -133,9 +143,16 @@ def _connect(address: str | None, cpus: int | None) -> None:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-    except (ConnectionError, RuntimeError, ValueError) as e:
+    except (OSError, RuntimeError, ValueError) as e:
         where = f"at '{address}'" if address else "on this machine"
-        raise PlotError(f"There is no Ray cluster {where}: {e} Start one with `ray start --head`.") from e
+        raise PlotError(f"There is no Ray cluster {where} ({e}). Start one with `ray start --head`.") from e
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens: Ray itself would go on trying for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 # -- the driver's side ----------------------------------------------------------------------------------------
@@ -170,17 +187,19 @@ class Boxed:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A unit that ended in an error the user can mend."""
+class Done:
+    """What became of a unit: a value, or an error that the user can mend; and what to note about how it went."""
 
-    error: PlotError
+    value: Any = None
+    error: PlotError | None = None
+    notes: tuple[str, ...] = ()
 
 
 class _RayCrew:
     """The driver's end of one recording: which worker has which shard, and what was sent to them already."""
 
-    def __init__(self, workers: Sequence[Any], subject: Subject, replica: Boxed) -> None:
-        self.workers, self.subject, self.replica = workers, subject, replica
+    def __init__(self, workers: Sequence[Any], subject: Subject, replica: Boxed, notes: list[str]) -> None:
+        self.workers, self.subject, self.replica, self.notes = workers, subject, replica, notes
         self.shards: list[Boxed] = []
         self._sent: OrderedDict[tuple[Any, ...], tuple[object, Any]] = OrderedDict()
 
@@ -188,7 +207,7 @@ class _RayCrew:
         recording = uuid.uuid4().hex
         self.shards = [Boxed.of(s, recording) for s in shards]
         refs = [self._worker(k, 0, len(shards)).record.remote(self.replica, box) for k, box in enumerate(self.shards)]
-        store = to_device(merged(list(_plainly(map(_library().get, refs)))), self.subject)
+        store = to_device(merged(list(_plainly(map(_library().get, refs), self.notes))), self.subject)
         return with_caches(store, Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
 
     def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:
@@ -196,7 +215,8 @@ class _RayCrew:
             from ray.util import ActorPool
 
             told = [self._told(recording, u, None) for u in units]
-            return _plainly(ActorPool(list(self.workers)).map(lambda worker, t: worker.run.remote(*t), told))
+            pool = ActorPool(list(self.workers))
+            return _plainly(pool.map(lambda worker, t: worker.run.remote(*t), told), self.notes)
         of_pair = recording.shard[recording.base_rows.cpu()]
         present, turns = len(of_pair.unique()), Counter[int]()
         refs = []
@@ -205,7 +225,7 @@ class _RayCrew:
             worker = self._worker(shard, turns[shard], present)
             refs.append(worker.run.remote(*self._told(recording, unit, shard)))
             turns[shard] += 1
-        return _plainly(map(_library().get, refs))
+        return _plainly(map(_library().get, refs), self.notes)
 
     def _worker(self, shard: int, turn: int, count: int) -> Any:
         """Who works on a shard: always the same, or the same few in turn where there are more workers than shards."""
@@ -228,14 +248,15 @@ class _RayCrew:
         return self.replica, self._sent[key][1], work, self.shards, reading
 
 
-def _plainly(results: Iterator[Any]) -> Iterator[Any]:
+def _plainly(results: Iterator[Done], notes: list[str]) -> Iterator[Any]:
     """What workers gave, or the error they met, without Ray's part of the story."""
     ray = _library()
     try:
         for result in results:
-            if isinstance(result, Refused):
+            notes.extend(result.notes)
+            if result.error is not None:
                 raise result.error
-            yield result
+            yield result.value
     except ray.exceptions.RayTaskError as e:
         raise e.cause from None
     except ray.exceptions.RayError as e:
@@ -258,31 +279,36 @@ class Worker:
         self.versions = versions
         self.key = ""
         self.subject: Subject | None = None
+        self.noted = 0
         self.stores: OrderedDict[str, dict[str, Store]] = OrderedDict()
 
-    def record(self, replica: Boxed, shard: Boxed) -> Store | Refused:
+    def record(self, replica: Boxed, shard: Boxed) -> Done:
         """A shard's activations and outputs; keys and values stay here."""
-        try:
-            return without_caches(self._recorded(self._replica(replica), shard))
-        except PlotError as e:
-            return Refused(e)
+        return self._done(lambda: without_caches(self._recorded(self._replica(replica), shard)))
 
-    def run(self, replica: Boxed, part: bytes, work: bytes, shards: Sequence[Boxed], reading: str | None) -> Any:
+    def run(self, replica: Boxed, part: bytes, work: bytes, shards: Sequence[Boxed], reading: str | None) -> Done:
         """What a unit gives."""
         from ray import cloudpickle
 
-        try:
-            subject = self._replica(replica)
-            caches = Elsewhere(len(shards), lambda k: self._recorded(subject, shards[k]))
+        def result() -> Any:
+            subject = _watching(self._replica(replica), reading)
             recording: BankRecording = cloudpickle.loads(part)
+            caches = Elsewhere(len(shards), lambda k: self._recorded(self._replica(replica), shards[k]))
             store = with_caches(to_device(recording.store, subject), caches)
             base, source = (rows.to(subject.device) for rows in (recording.base_rows, recording.source_rows))
-            seen = _watching(subject, reading)
-            recording = replace(recording, subject=seen, store=store, base_rows=base, source_rows=source)
             do, args = cloudpickle.loads(work)
-            return do(recording, *args)
+            return do(replace(recording, subject=subject, store=store, base_rows=base, source_rows=source), *args)
+
+        return self._done(result)
+
+    def _done(self, result: Callable[[], Any]) -> Done:
+        try:
+            value = result()
         except PlotError as e:
-            return Refused(e)
+            return Done(error=e)
+        new = halvings(self.subject)[self.noted :] if self.subject else []
+        self.noted += len(new)
+        return Done(value, notes=tuple(f"on a worker: {words}" for words in new))
 
     def process(self) -> int:
         """The number of its process."""
@@ -296,7 +322,7 @@ class Worker:
         if self.subject is None or self.key != box.key:
             if (here := library_versions()) != self.versions:
                 raise PlotError(f"A worker has {here}, the driver {dict(self.versions)}: install the same everywhere.")
-            self.subject, self.stores = None, OrderedDict()  # make room first
+            self.subject, self.noted, self.stores = None, 0, OrderedDict()  # make room first
             made, identity = box.open()
             subject = made if isinstance(made, Subject) else made()
             if subject.identity() != identity:
