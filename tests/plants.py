@@ -61,7 +61,9 @@ class Stream:
         random[:, 0] = 1.0
         basis = torch.linalg.qr(random)[0][:, 1:]  # all orthogonal to the mean
         names, sizes = list(SLOTS), list(SLOTS.values())
-        self.slot: dict[str, Tensor] = dict(zip(names, basis.split([*sizes, basis.shape[1] - sum(sizes)], dim=1)))
+        self.slot: dict[str, Tensor] = dict(
+            zip([*names, "rest"], basis.split([*sizes, basis.shape[1] - sum(sizes)], dim=1), strict=True)
+        )
         self.scale = LARGE / WIDTH**0.5
         """What undoes layer norm: the constant is nearly all of the norm."""
 

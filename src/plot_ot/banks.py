@@ -148,6 +148,11 @@ class Bank:
         self.require(variable)
         return self.select(~self.changed[variable], f"{self.name}/{variable}/invariance")
 
+    def by_variable(self) -> dict[tuple[str, str], Bank]:
+        """The sensitivity and the invariance bank of every variable."""
+        kinds = {"sensitivity": self.sensitive, "invariance": self.invariant}
+        return {(v, kind): of(v) for v in self.variables for kind, of in kinds.items()}
+
     def discriminating(self, variable: str) -> Bool[Tensor, " pairs"]:
         """Pairs where the swap moves the answer, and to something that copying the source or swapping
         another variable would not also give."""

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
 
+MOST_NAMES = 40
+"""Legal names that a message lists."""
+
 
 class PlotError(Exception):
     """Something the user can mend: a wrong name, shape, value, file or directory."""
@@ -17,4 +20,5 @@ def unknown(kind: str, given: object, legal: Iterable[str]) -> NoReturn:
     names = list(legal)
     close = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise PlotError(f"Unknown {kind} '{given}'.{hint} Legal: {', '.join(names) or '(none)'}.")
+    more = f", ... ({len(names)} in all)" if len(names) > MOST_NAMES else ""
+    raise PlotError(f"Unknown {kind} '{given}'.{hint} Legal: {', '.join(names[:MOST_NAMES]) or '(none)'}{more}.")

@@ -195,9 +195,8 @@ def _read(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Splits | Pairs | 
             f"Write the hypothesis as a Hypothesis to give dicts, files or tables."
         )
     table = pairs if isinstance(pairs, PairTable) else read_pairs(pairs)
-    if not table.source:
-        return hypothesis.rows(table.base)
-    return Pairs(*table.rows(hypothesis), table.family, table.split)
+    base, source = table.rows(hypothesis)
+    return Pairs(base, source, table.family, table.split) if table.source else base
 
 
 def _right(subject: Subject, causal: CausalModel, look: Readout) -> Callable[[Tensor], Bool[Tensor, " rows"]]:

@@ -24,7 +24,7 @@ from plot_ot.hypothesis import Hypothesis
 from plot_ot.models import PACKAGED, model_directory
 from plot_ot.report import tables
 from plot_ot.subjects.decoder_shape import transformers_library
-from plot_ot.subjects.loading import _guarded, _refuse_unreachable
+from plot_ot.subjects.loading import guarded, refuse_unreachable
 from plot_ot.tasks.tiny import TINY, build_tokenizer
 
 STYLES = ("bold black on yellow", "bold black on cyan", "bold black on green", "bold white on magenta")
@@ -142,12 +142,12 @@ def load_tokenizer(name: str) -> Any:
     library = transformers_library()
     path = model_directory(name) if name in PACKAGED else Path(name).expanduser()
     if path.is_dir():
-        return _guarded(library.AutoTokenizer.from_pretrained, "tokenizer", str(path), local_files_only=True)
+        return guarded(library.AutoTokenizer.from_pretrained, "tokenizer", str(path), local_files_only=True)
     if path.exists() or name in PACKAGED or name.startswith((".", "/", "~")) or name.count("/") != 1:
         listed = f" Fetch it: plot-ot models --fetch {name}." if name in PACKAGED else ""
         raise PlotError(f"There is no directory {path} with a tokenizer.{listed}")
-    _refuse_unreachable(name)
-    return _guarded(library.AutoTokenizer.from_pretrained, "tokenizer", name)
+    refuse_unreachable(name)
+    return guarded(library.AutoTokenizer.from_pretrained, "tokenizer", name)
 
 
 # -- printing ---------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def localize_task(
         given.rows(hypothesis)
         if not Path(model).expanduser().is_file():  # a GGUF file has its tokenizer inside
             hypothesis.answer_tokens(load_tokenizer(model))  # before any weights are loaded
-        where = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
+        where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
         with errors.status(f"Loading {escape(model)}") if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
         options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": int(memory * (1 << 30))}

@@ -34,8 +34,8 @@ class Search:
     """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance; `sensitive`: only pairs
     that change the variable."""
     ties: str = "smallest"
-    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the `surest`, which is
-    the lowest loss among those of smallest K."""
+    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the `surest`: the
+    lowest loss among those of smallest K."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:

@@ -47,11 +47,11 @@ def load_model(
         source, file = _located(name_or_path, gguf_file)
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
         where: dict[str, Any] = {"gguf_file": file} if file else {"revision": revision}
-        config = _guarded(library.AutoConfig.from_pretrained, "configuration", source, **where)
+        config = guarded(library.AutoConfig.from_pretrained, "configuration", source, **where)
         _refuse_config(config, library, source)
         if tokenizer is None:
             _refuse_no_tokenizer(source, file)
-            tokenizer = _guarded(library.AutoTokenizer.from_pretrained, "tokenizer", source, **where)
+            tokenizer = guarded(library.AutoTokenizer.from_pretrained, "tokenizer", source, **where)
         on_cpu = device_map is None and torch.device(place).type == "cpu"
         options: dict[str, Any] = {"dtype": dtype or (torch.float32 if on_cpu else "auto")}
         if not file:
@@ -62,7 +62,7 @@ def load_model(
             attn_implementation = "eager"  # the others leave the cap out, or refuse it
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
-        model = _guarded(library.AutoModelForCausalLM.from_pretrained, "weights", source, **where, **options)
+        model = guarded(library.AutoModelForCausalLM.from_pretrained, "weights", source, **where, **options)
         if device_map is None:
             model = model.to(place)
     if adapter is not None:
@@ -86,7 +86,7 @@ def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tup
             raise PlotError(
                 f"There is no model at {path}. Give a directory, a .gguf file, or a hub id like owner/name."
             )
-        _refuse_unreachable(text)
+        refuse_unreachable(text)
         return text, gguf_file
     if path.is_dir():
         if gguf_file is None and not (path / "config.json").exists():
@@ -98,7 +98,7 @@ def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tup
     return str(_readable_gguf(path).parent), path.name
 
 
-def _refuse_unreachable(hub_id: str) -> None:
+def refuse_unreachable(hub_id: str) -> None:
     """A missing network is told within seconds; the hub's own client would try for half a minute."""
     from huggingface_hub import constants, try_to_load_from_cache
 
@@ -129,7 +129,8 @@ def _readable_gguf(path: Path) -> Path:
     return path
 
 
-def _guarded(load: Any, what: str, source: str, **options: Any) -> Any:
+def guarded(load: Any, what: str, source: str, **options: Any) -> Any:
+    """Load a part of a model; whatever goes wrong is told in our words."""
     try:
         return load(source, **options)
     except Exception as e:  # a damaged file fails in many ways
@@ -172,5 +173,5 @@ def _adapted(model: nn.Module, adapter: str | os.PathLike[str]) -> nn.Module:
     path = Path(source).expanduser()
     if path.exists() and not (path / "adapter_config.json").exists():
         raise PlotError(f"{path} holds no adapter_config.json, so it is no saved adapter.")
-    adapted = _guarded(lambda at: peft.PeftModel.from_pretrained(model, at, use_safetensors=True), "adapter", source)
+    adapted = guarded(lambda at: peft.PeftModel.from_pretrained(model, at, use_safetensors=True), "adapter", source)
     return adapted.merge_and_unload()

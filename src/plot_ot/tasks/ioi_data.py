@@ -26,7 +26,7 @@ from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.prompts import Encoded
 from plot_ot.tasks.filling import Draw, Filling, share_out
-from plot_ot.tasks.text_data import Cell, Sizes, TextBanks, by_variable, cell_quotas
+from plot_ot.tasks.text_data import Cell, Sizes, TextBanks, cell_quotas
 
 COLUMNS = ("template", "first", "second", "repeated", "place", "thing")
 TEMPLATE, FIRST, SECOND, REPEATED, PLACE, THING = range(len(COLUMNS))
@@ -278,5 +278,5 @@ def draw_splits(
     calibration = filling.bank("calibration", quotas(sizes.calibration), about(parts[1]))
     test = filling.bank("test", quotas(sizes.test), about(parts[2]))
     transfer = filling.bank("transfer", quotas(sizes.transfer), about(name_pairs(FRESH), OTHER))
-    splits = Splits.checked(fit, calibration, by_variable(test), strict=True)
-    return TextBanks(splits, by_variable(transfer), filling.passed)
+    splits = Splits.checked(fit, calibration, test.by_variable(), strict=True)
+    return TextBanks(splits, transfer.by_variable(), filling.passed)

@@ -34,7 +34,7 @@ from plot_ot.tasks.mcqa_text import (
     render,
     says,
 )
-from plot_ot.tasks.text_data import CELLS, Cell, Sizes, TextBanks, by_variable, cell_quotas
+from plot_ot.tasks.text_data import CELLS, Cell, Sizes, TextBanks, cell_quotas
 
 __all__ = [
     "ANSWERS",
@@ -259,5 +259,5 @@ def draw_splits(
     calibration = filling.bank("calibration", quotas(sizes.calibration), about(parts[1]))
     test = filling.bank("test", quotas(sizes.test), about(parts[2]))
     transfer = filling.bank("transfer", quotas(sizes.transfer), fresh)
-    splits = Splits.checked(fit, calibration, by_variable(test), strict=True)
-    return TextBanks(splits, by_variable(transfer), filling.passed)
+    splits = Splits.checked(fit, calibration, test.by_variable(), strict=True)
+    return TextBanks(splits, transfer.by_variable(), filling.passed)

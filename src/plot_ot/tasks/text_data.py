@@ -56,9 +56,3 @@ def cell_quotas(families: Mapping[str, Sequence[Cell]], variables: tuple[str, st
             raise PlotError(f"No pair of the families {', '.join(families)} {does}. Add a family that does.")
         quotas += share_out((size + (cell[0] == cell[1])) // 2, able, dict(zip(variables, cell, strict=True)))
     return quotas
-
-
-def by_variable(bank: Bank) -> dict[tuple[str, str], Bank]:
-    """The sensitivity and the invariance bank of every variable."""
-    kinds = {"sensitivity": bank.sensitive, "invariance": bank.invariant}
-    return {(v, kind): of(v) for v in bank.variables for kind, of in kinds.items()}
