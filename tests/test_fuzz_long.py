@@ -1,0 +1,54 @@
+"""Long campaigns: atheris drives the damage by what it reaches in our code, one process per loader.
+
+As a script it is the campaign of one loader: only PlotError may come of what is loaded; anything else ends it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+if __name__ != "__main__":
+    import pytest
+
+    pytest.importorskip("atheris")
+    from loaders import LOADERS
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("loader", [x for x in LOADERS if not x.waits], ids=str)
+    def test_a_campaign_finds_nothing(loader, tmp_path):
+        runs = int(os.environ.get("PLOT_OT_FUZZ_RUNS", "3000"))
+        words = [sys.executable, __file__, loader.name, f"-runs={runs}", "-seed=1000", "-rss_limit_mb=4096"]
+        done = subprocess.run([*words, "-timeout=120"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        assert f"Done {runs} runs" in done.stderr or f"#{runs}" in done.stderr
+
+
+def campaign(name: str) -> None:
+    """Damage one loader's file as atheris says."""
+    import atheris
+
+    with atheris.instrument_imports(include=["plot_ot"], enable_loader_override=False):
+        import plot_ot.adapters
+        import plot_ot.handles
+        import plot_ot.runs
+        import plot_ot.safe_files  # noqa: F401
+    from damage import Bench, damaged
+    from loaders import LOADERS
+
+    warnings.simplefilter("ignore")
+    loader = next(x for x in LOADERS if x.name == name)
+    bench = Bench(loader, Path(tempfile.mkdtemp(dir=Path.cwd())))
+
+    def once(data: bytes) -> None:
+        given = atheris.FuzzedDataProvider(data)
+        bench.try_it(damaged(bench.sound, lambda n: given.ConsumeIntInRange(0, n - 1)))
+
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], once)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    campaign(sys.argv[1])

@@ -1,0 +1,112 @@
+"""A long run: studies of all tasks again and again, with random kills; nothing leaks and no record is lost.
+
+PLOT_OT_SOAK_MINUTES says how long (30 by default).
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from killing import TASKS, Nursery, lasting, litter
+
+MINUTES = float(os.environ.get("PLOT_OT_SOAK_MINUTES", "30"))
+SLOPE = 64 << 10
+"""Bytes per run of growth that is still no leak: what the interpreter's own bookkeeping may take."""
+
+
+@pytest.mark.long
+def test_hours_of_studies_with_random_kills_lose_no_record(tmp_path):
+    nursery, draw, end = Nursery(tmp_path / "cache"), random.Random(), time.monotonic() + 60 * MINUTES / 2
+    reference, seconds, runs, kills = {}, {}, 0, 0
+    for task in TASKS:
+        nursery.run(task, tmp_path / f"{task}-first")
+        done = nursery.run(task, tmp_path / task)
+        assert done["status"] == 0
+        reference[task], seconds[task] = lasting(tmp_path / task), done["seconds"]
+    while time.monotonic() < end:
+        task, out = draw.choice(list(TASKS)), tmp_path / "run"
+        for _ in range(draw.randint(0, 4)):
+            status = nursery.run(task, out, after=draw.uniform(0, seconds[task]))["status"]
+            assert status in (0, -signal.SIGKILL)
+            kills += status != 0
+        assert nursery.run(task, out)["status"] == 0
+        assert lasting(out) == reference[task]
+        assert litter(out) == []
+        shutil.rmtree(out)
+        runs += 1
+    nursery.close()
+    print(f"{runs} runs, {kills} kills, no record lost")
+    assert runs >= min(MINUTES, 3)
+
+
+SAME_PROCESS = """
+import gc, json, os, sys, time
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from plot_ot import study
+study.RANDOM_HANDLES = 2
+from plot_ot.runs import RunDirectory
+from plot_ot.study import Study
+from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice
+from plot_ot.tasks.text_data import Sizes
+
+which, seconds, cache, out = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+task, seed, names = {
+    "heq": lambda: (HierarchicalEquality("uniform", "units", 40), 1003, ("plot", "full-vector")),
+    "addition": lambda: (BinaryAddition(recipe="first-exact", bases=32), 1000, ("plot", "plot-pca", "plot-das")),
+    "mcqa": lambda: (MultipleChoice("tiny", sizes=Sizes(24, 12, 12, 12)), 1000, ("plot", "plot-native")),
+}[which]()
+
+
+def once(number):
+    made = Study(task.prepare(seed, cache))
+    with RunDirectory.open(out / str(number % 2), {"task": which}, {}) as run:
+        for name in names:
+            unit, handles = made.run(task.methods()[name], task.random_method)
+            for handle in handles.values():
+                handle.save(run.handle_path(seed, name, handle.variable))
+            run.finish(seed, name, unit)
+        run.compile(names)
+
+
+def resident():
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+for k in range(4):
+    once(k)
+held, end = [resident()], time.monotonic() + seconds
+while time.monotonic() < end or len(held) < 9:
+    once(len(held))
+    held.append(resident())
+print(json.dumps({"held": held, "files": len(os.listdir("/proc/self/fd"))}))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("task", TASKS)
+def test_studies_in_one_process_do_not_leak(task, tmp_path):
+    """The slope of the memory held, by the median of slopes between all pairs of runs (Theil-Sen): ≈ 0."""
+    for backbone in (Path(__file__).parent / "data").glob("heq-*.safetensors"):
+        shutil.copy(backbone, tmp_path)
+    words = [sys.executable, "-c", SAME_PROCESS, task, str(60 * MINUTES / 6), str(tmp_path), str(tmp_path / "runs")]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    held = found["held"]
+    slopes = sorted((b - a) / (j - i) for i, a in enumerate(held) for j, b in enumerate(held) if j > i)
+    slope = slopes[len(slopes) // 2]
+    print(f"{task}: {len(held)} runs, {held[-1] / 1e6:.0f} MB held, slope {slope / 1e3:.1f} kB per run")
+    assert slope < SLOPE
+    assert found["files"] < 64
