@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from decoders import (
@@ -14,7 +16,6 @@ from decoders import (
     POSITIONS,
     PROMPTS,
     SOURCE,
-    WIDTH,
     as_answers,
     encode,
     hooked,
@@ -135,6 +136,12 @@ def test_beams_share_the_source_of_their_prompt(model: nn.Module, options: dict)
         with handle.on(subject, s[None], base=b[None]):
             expected += generated(model, b[None], **options)
     with handle.on(subject, SOURCE[:3], base=BASE[:3]):
+        assert generated(model, BASE[:3], **options) == expected
+    handle, expected = handle_at(subject, "block_output.0"), []
+    for b, s in zip(BASE[:3], SOURCE[:3], strict=True):
+        with handle.on(subject, s[None], every_token=True):
+            expected += generated(model, b[None], **options)
+    with handle.on(subject, SOURCE[:3], every_token=True):
         assert generated(model, BASE[:3], **options) == expected
 
 
@@ -335,11 +342,24 @@ def test_a_set_value_works_at_several_places_of_a_language_model(model: nn.Modul
         assert generated(model, BASE) == expected_tokens
 
 
-def test_values_that_are_unknown_or_too_many_are_refused() -> None:
-    planted, handle, fit = planted_handles(1000)[0]
+def test_values_that_are_unknown_too_many_or_damaged_are_refused(tmp_path: Path) -> None:
+    _, handle, fit = planted_handles(1000)[0]
     assert_refused(lambda: handle.set(1), ["'p'", "with_values"])
     assert_refused(lambda: handle.with_values(fit, most=2).set(1), ["knows no values"])
     assert_refused(lambda: handle.with_values(fit).set(7), ["value of 'p'", "'7'", "0, 1, 2"])
     assert_refused(lambda: handle.with_values(fit).set(None), ["None", "number"])
     assert_refused(lambda: Handle("r", handle.edits, handle.subject).with_values(fit), ["'r'", "p, q"])
-    assert planted.subject.places[0].width == WIDTH // 2
+    handle.with_values(fit).save(tmp_path / "z.safetensors")
+    for damage in (
+        lambda tensors, header: tensors.pop("value.1.0"),
+        lambda tensors, header: tensors.update({"value.1.0": torch.ones(5)}),
+        lambda tensors, header: tensors["value.1.0"].fill_(torch.nan),
+        lambda tensors, header: header.update(values=[0, 1, 2, 3]),
+        lambda tensors, header: header.update(values=[None]),
+    ):
+        data = (tmp_path / "z.safetensors").read_bytes()
+        tensors = load(data)
+        header = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["plot_ot"])
+        damage(tensors, header)
+        (tmp_path / "damaged.safetensors").write_bytes(save(tensors, metadata={"plot_ot": json.dumps(header)}))
+        assert_refused(lambda: Handle.load(tmp_path / "damaged.safetensors"), ["damaged.safetensors", "not a readable"])

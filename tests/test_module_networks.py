@@ -10,7 +10,15 @@ from nets import mlp, rand
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.subjects import DecoderSubject, GRUNet, GRUSubject, MLPSubject, ModuleSubject, record_pairs
+from plot_ot.subjects import (
+    DecoderSubject,
+    GRUNet,
+    GRUSubject,
+    MLPSubject,
+    ModuleSubject,
+    SequentialSubject,
+    record_pairs,
+)
 from refusals import assert_refused
 
 
@@ -139,6 +147,28 @@ def test_images_are_edited_whole_by_channel_and_by_pixel() -> None:
         torch.testing.assert_close(respond(recording, whole(subject, name))[0], outputs, rtol=1e-5, atol=1e-6)
 
 
+@torch.no_grad()
+def test_a_chain_of_layers_is_resumed_after_the_edit_and_never_run_before_it() -> None:
+    net, images = convolutions(), (rand(1, 5, 1, 6, 6), rand(2, 5, 1, 6, 6))
+    places = {"early": "1", "late": "3"}
+    fast, slow = (make(net, places, images[0]) for make in (SequentialSubject, ModuleSubject))
+    assert fast.places == slow.places
+    assert fast.identity() == slow.identity()
+    fast_recording, slow_recording = (record_pairs(subject, images)[0] for subject in (fast, slow))
+    both = [
+        EditBatch(p, Frame.oblique(rand(k, p.width, 2), rand(k + 5, p.width, 2)), rand(k + 7, 3, 2))
+        for k, p in enumerate(slow.places)
+    ]
+    for edits in (both, both[:1], both[1:]):
+        torch.testing.assert_close(respond(fast_recording, edits), respond(slow_recording, edits), rtol=1e-4, atol=1e-5)
+    handle = handle_for(fast, "early", "late")
+    expected = handle.apply(slow, *images)
+    with handle.on(fast, images[1]):
+        torch.testing.assert_close(net(images[0]), expected, rtol=1e-4, atol=1e-5)
+    net[0].forward = None  # calling it now fails
+    respond(fast_recording, both)
+
+
 # -- recurrent networks -----------------------------------------------------------------------------------------
 
 
@@ -206,6 +236,16 @@ def test_recurrent_layers_need_their_rows_first() -> None:
 def test_positions_that_are_not_there_are_refused(options: dict, words: list[str]) -> None:
     arguments = {"places": {"one": "1"}, "example": rand(0, 1, 1, 6, 6), **options}
     assert_refused(lambda: ModuleSubject(convolutions(), **arguments), words)
+
+
+def test_what_is_no_chain_of_layers_is_refused() -> None:
+    example = rand(0, 1, 1, 6, 6)
+    assert_refused(lambda: SequentialSubject(Unrolled(), ["cell"], example), ["nn.Sequential", "Unrolled"])
+    nested = nn.Sequential(convolutions())
+    assert_refused(lambda: SequentialSubject(nested, ["0.1"], example), ["child of the network", "'0.1'"])
+    pair = nn.Sequential(nn.GRU(2, 4, batch_first=True))
+    read = {"readout": lambda out: out[0][:, -1]}
+    assert_refused(lambda: SequentialSubject(pair, ["0"], rand(0, 1, 3, 2), **read), ["'0'", "tuple", "ModuleSubject"])
 
 
 # -- identity ---------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ class Handle:
                 raise PlotError(f"{path} has format {header['format']!r}; this version reads {known}.")
             edits = [_read_edit(k, described, tensors) for k, described in enumerate(header["edits"])]
             values = {
-                _label(v): tuple(_read_value(j, k, e, tensors) for k, e in enumerate(edits))
+                _read_label(v): tuple(_read_value(j, k, e, tensors) for k, e in enumerate(edits))
                 for j, v in enumerate(header.get("values", ()))
             }
             handle = cls(str(header["variable"]), tuple(edits), str(header["subject"]), dict(header["chosen"]), values)
@@ -318,6 +318,13 @@ def _subject_and_rows(
             )
         return network, given
     return token_subject(network, places), token_rows(given)
+
+
+def _read_label(value: Any) -> Value:
+    try:
+        return _label(value)
+    except PlotError as e:
+        raise ValueError(str(e)) from None
 
 
 def _read_value(j: int, k: int, edit: Edit, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from plot_ot.subjects.gru import GRUNet, GRUSubject
 from plot_ot.subjects.loading import load_model
 from plot_ot.subjects.mlp import MLPSubject
 from plot_ot.subjects.module import ModuleSubject
+from plot_ot.subjects.sequential import SequentialSubject
 
 __all__ = [
     "BankRecording",
@@ -20,6 +21,7 @@ __all__ = [
     "ModuleSubject",
     "Place",
     "Recording",
+    "SequentialSubject",
     "Store",
     "Subject",
     "load_model",

@@ -17,9 +17,9 @@ from plot_ot.errors import PlotError
 from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
 from plot_ot.subjects.decoder_cache import PrefixCache, PrefixView, register_attention
 from plot_ot.subjects.decoder_live import LENGTHS, LivePrompt
-from plot_ot.subjects.decoder_passes import SpotEdit, in_parts, removed, resumed_pass, whole_pass
+from plot_ot.subjects.decoder_passes import SpotEdit, batches, in_parts, removed, resumed_pass, whole_pass
 from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
-from plot_ot.subjects.decoder_shape import Decoder
+from plot_ot.subjects.decoder_shape import Decoder, refuse_answers
 from plot_ot.subjects.decoder_store import DecoderStore, Remembered, joined, ours
 from plot_ot.subjects.offload import ModelWeights
 
@@ -73,7 +73,7 @@ class DecoderSubject(Subject):
         self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
         self.places = tuple(spot.place for spot in self._spots.values())
         self.answers = tuple(tuple(int(t) for t in group) for group in answers)
-        _refuse_answers(self.answers, self.decoder.vocabulary)
+        refuse_answers(self.answers, self.decoder.vocabulary)
         self._parameters = list(self.decoder.model.parameters())
         self._identity: tuple[tuple[int, ...], str] | None = None
         self._checked = False
@@ -190,7 +190,7 @@ class DecoderSubject(Subject):
         for spot in self._spots.values():
             stages.setdefault(spot.stage, []).append(spot)
         with torch.no_grad(), frozen(self.decoder.model):
-            for rows in _batches(lengths, RECORDED_AT_ONCE.get(device.type, 1 << 14)):
+            for rows in batches(lengths, RECORDED_AT_ONCE.get(device.type, 1 << 14)):
                 longest, here = int(lengths[rows].max()), rows.to(device)
                 tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
 
@@ -393,29 +393,3 @@ class DecoderSubject(Subject):
                 f"{error:.2g} of the largest logit. Use ModuleSubject for it."
             )
         self._checked = True
-
-
-def _batches(lengths: Int[Tensor, " rows"], budget: int) -> Iterator[Int[Tensor, " batch"]]:
-    """Rows in order of length, so many at a time that a batch stays within a number of tokens."""
-    order, at = torch.argsort(lengths, stable=True), 0
-    while at < len(order):
-        rows = order[at : at + max(1, budget // int(lengths[order[at]]))]
-        rows = rows[: max(1, budget // int(lengths[rows].max()))]
-        yield rows
-        at += len(rows)
-
-
-def _refuse_answers(answers: Sequence[Sequence[int]], vocabulary: int) -> None:
-    tokens = [t for group in answers for t in group]
-    if not answers or not all(answers):
-        raise PlotError("Every answer needs at least one token that spells it.")
-    if not all(0 <= t < vocabulary for t in tokens):
-        raise PlotError(f"Answer tokens must lie in 0..{vocabulary - 1}; found {min(tokens)} to {max(tokens)}.")
-    owners: dict[int, int] = {}
-    for j, group in enumerate(answers):
-        for t in group:
-            if owners.setdefault(t, j) != j:
-                raise PlotError(
-                    f"Answers {owners[t]} and {j} share token {t}: the tokenizer does not tell them apart. Choose "
-                    f"answers that differ in their first token."
-                )

@@ -127,6 +127,16 @@ def in_parts(
         at += len(some)
 
 
+def batches(lengths: Int[Tensor, " rows"], budget: int) -> Iterator[Int[Tensor, " batch"]]:
+    """Rows in order of length, so many at a time that a batch stays within a number of tokens."""
+    order, at = torch.argsort(lengths, stable=True), 0
+    while at < len(order):
+        rows = order[at : at + max(1, budget // int(lengths[order[at]]))]
+        rows = rows[: max(1, budget // int(lengths[rows].max()))]
+        yield rows
+        at += len(rows)
+
+
 @contextlib.contextmanager
 def removed(hooks: Sequence[Any]) -> Iterator[None]:
     """Remove the hooks at the end, whatever happens."""

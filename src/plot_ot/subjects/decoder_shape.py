@@ -243,6 +243,23 @@ def first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+def refuse_answers(answers: Sequence[Sequence[int]], vocabulary: int) -> None:
+    """Refuse candidate answers without a token, with unknown tokens, or that share one."""
+    tokens = [t for group in answers for t in group]
+    if not answers or not all(answers):
+        raise PlotError("Every answer needs at least one token that spells it.")
+    if not all(0 <= t < vocabulary for t in tokens):
+        raise PlotError(f"Answer tokens must lie in 0..{vocabulary - 1}; found {min(tokens)} to {max(tokens)}.")
+    owners: dict[int, int] = {}
+    for j, group in enumerate(answers):
+        for t in group:
+            if owners.setdefault(t, j) != j:
+                raise PlotError(
+                    f"Answers {owners[t]} and {j} share token {t}: the tokenizer does not tell them apart. Choose "
+                    f"answers that differ in their first token."
+                )
+
+
 def _strange(name: str, why: str) -> PlotError:
     return PlotError(
         f"{name} does not have the usual decoder shape: {why}. DecoderSubject needs a causal language model of "

@@ -139,9 +139,9 @@ class ModuleSubject(Subject):
 
         rewrites = {name: per_variant(rewrite) for name, rewrite in later.items()}
         rewrites[start.name] = lambda _: activation.flatten(0, 1)
-        inputs = store.inputs[rows.to(store.inputs.device)].repeat(variants, *[1] * (store.inputs.ndim - 1))
+        inputs = store.inputs[rows.to(store.inputs.device)]
         with self.intervene(rewrites):
-            return self._outputs(inputs).unflatten(0, (variants, pairs))
+            return self._outputs(inputs, variants).unflatten(0, (variants, pairs))
 
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
@@ -188,9 +188,10 @@ class ModuleSubject(Subject):
 
     # -- parts -------------------------------------------------------------------------------------------
 
-    def _outputs(self, inputs: Tensor) -> Tensor:
-        encoded, before = self.encode(inputs), self._rows
-        self._rows = inputs
+    def _outputs(self, inputs: Tensor, times: int = 1) -> Tensor:
+        """What the module makes of the inputs, all of them so many times over."""
+        encoded, before = _repeated(self.encode(inputs), len(inputs), times), self._rows
+        self._rows = _repeated(inputs, len(inputs), times)
         try:
             with frozen(self.module):
                 return self.readout(self.module(**encoded) if isinstance(encoded, Mapping) else self.module(encoded))
@@ -262,6 +263,19 @@ class ModuleSubject(Subject):
             shown = f"{low}..{high}" if callable(position) else position
             raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {shown}.")
         return at
+
+
+def _repeated(encoded: Any, rows: int, times: int) -> Any:
+    """What the module is called with, its rows so many times over: encoding may cost more than running."""
+    if times == 1:
+        return encoded
+    if isinstance(encoded, Mapping):
+        return {name: _repeated(value, rows, times) for name, value in encoded.items()}
+    if isinstance(encoded, (tuple, list)):
+        return type(encoded)(_repeated(value, rows, times) for value in encoded)
+    if isinstance(encoded, Tensor) and encoded.ndim and len(encoded) == rows:
+        return encoded.repeat(times, *[1] * (encoded.ndim - 1))
+    return encoded
 
 
 def _tap(path: str, known: Mapping[str, nn.Module], position: Position) -> Tap:

@@ -1,0 +1,77 @@
+"""An `nn.Sequential` of any layers as a subject: an edit after layer ℓ runs only the layers after ℓ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plot_ot.errors import PlotError, unknown
+from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.module import ModuleSubject
+
+
+class SequentialSubject(ModuleSubject):
+    """Like `ModuleSubject`, with direct children of the network as places, each whole: convolutions, norms, pooling.
+
+    Use it where the forward pass is nothing but one child after the other, and `ModuleSubject` for everything else.
+    """
+
+    cache = 2 << 20  # a core's second-level cache
+    response_bytes = Subject.response_bytes  # only the later layers run, one after the other
+
+    def __init__(
+        self,
+        net: nn.Sequential,
+        places: Sequence[str] | Mapping[str, str],
+        example: Tensor,
+        *,
+        encode: Callable[[Tensor], Any] | None = None,
+        readout: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        if type(net).forward is not nn.Sequential.forward:
+            raise PlotError(f"SequentialSubject needs an nn.Sequential; found {type(net).__name__}. Use ModuleSubject.")
+        paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
+        children = [name for name, _ in net.named_children()]
+        for path in paths.values():
+            if path not in children:
+                unknown("child of the network", path, children)
+        super().__init__(net, paths, example, encode=encode, readout=readout)
+        self._later = {name: list(net)[children.index(path) + 1 :] for name, path in paths.items()}
+        self._shapes = self._shapes_at(example)
+
+    def resume(
+        self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
+    ) -> Tensor:
+        shape = activation.shape[:2]
+
+        def each(rewrite: Rewrite) -> Callable[[Tensor], Tensor]:
+            return lambda a: rewrite(a.unflatten(0, shape)).flatten(0, 1)
+
+        x = activation.reshape(-1, *self._shapes[start.name])
+        with frozen(self.module), self.intervene({name: each(rewrite) for name, rewrite in later.items()}):
+            for layer in self._later[start.name]:
+                x = layer(x)
+        return self.readout(x).unflatten(0, shape)
+
+    def _shapes_at(self, example: Tensor) -> dict[str, torch.Size]:
+        """What the activations of one input look like at every place."""
+        found: dict[str, torch.Size] = {}
+        hooks = []
+        for name, tap in self._taps.items():
+
+            def note(_: nn.Module, __: Any, output: Any, name: str = name) -> None:
+                if not isinstance(output, Tensor):
+                    raise PlotError(f"Place '{name}' outputs {type(output).__name__}; use ModuleSubject for it.")
+                found[name] = output.shape[1:]
+
+            hooks.append(tap.module.register_forward_hook(note))
+        try:
+            with torch.no_grad():
+                self._outputs(example[:1])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
