@@ -1,20 +1,48 @@
-"""What there is to run, and what running it would compute."""
+"""What there is to run, and what running it would take: counted and predicted before any weight is loaded."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+import torch
 import typer
+from torch import Tensor
 
-from plot_ot.cli.common import Bits, First, Sampler, Size, SplitName, Strengths, Width, console
-from plot_ot.errors import unknown
-from plot_ot.plan import footprint, hollow, plan
+from plot_ot.cli.common import Bits, First, Methods, Sampler, Size, SplitName, Strengths, Width, console
+from plot_ot.errors import PlotError, unknown
+from plot_ot.methods import Method, pick
+from plot_ot.models import LanguageModel, model_directory
+from plot_ot.plan import Inputs, Machine, Plan, Scene, Shape, machine_by_name, plan, shape_by_name, words
+from plot_ot.prompts import encode
 from plot_ot.report import tables
+from plot_ot.subjects.decoder_shape import transformers_library
 from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice, Task
+from plot_ot.tasks.language import LanguageTask
+from plot_ot.tasks.text_data import Sizes
+from plot_ot.tasks.tiny import TINY, describe_tiny
 
-Model = Annotated[str | None, typer.Option(help="Language model, as in `plot-ot run mcqa`.")]
-Adapter = Annotated[str | None, typer.Option(help="Its adapter.")]
+Model = Annotated[
+    str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
+]
+Adapter = Annotated[str | None, typer.Option(help="Its adapter; it is merged, and changes no cost.")]
+MachineName = Annotated[str, typer.Option("--machine", help="'this' (measured now), 'h100' or 'a100'.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine in place of a preset's numbers.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="How many such devices.")]
+Cores = Annotated[int, typer.Option(min=1, help="Torch threads of the measurement.")]
+Flops = Annotated[float | None, typer.Option(help="FLOP/s of large products on one device.")]
+Bandwidth = Annotated[float | None, typer.Option(help="Bytes/s of one device's memory.")]
+DeviceMemory = Annotated[float | None, typer.Option(help="GB of memory of one device.")]
+Efficiency = Annotated[float | None, typer.Option(help="Share of FLOP/s and bandwidth that whole blocks reach.")]
+Call = Annotated[float | None, typer.Option(help="Seconds that calling one block takes, whatever it computes.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: bfloat16 on GPUs).")]
+Fit = Annotated[int, typer.Option(help="Fit pairs of a language task.")]
+Pairs = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
+Budget = Annotated[float, typer.Option("--memory", help="GB that a language model's recording may take.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs that DAS will train (default: the most it may).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 
 
 def list_all() -> None:
@@ -40,36 +68,181 @@ def explain(
     split: SplitName = "round-robin",
     model: Model = None,
     adapter: Adapter = None,
+    fit: Fit = 200,
+    pairs: Pairs = 100,
+    memory: Budget = 4.0,
+    methods: Methods = None,
+    epochs: Epochs = None,
+    machine: MachineName = "this",
+    measured: Measure = False,
+    gpus: Gpus = None,
+    cores: Cores = 1,
+    flops: Flops = None,
+    bandwidth: Bandwidth = None,
+    device_memory: DeviceMemory = None,
+    efficiency: Efficiency = None,
+    call: Call = None,
+    dtype: Dtype = None,
     seed: First = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """What a run would compute: sites, variants, forwards and memory, before spending the time."""
+    """What a run would compute, hold, move and take, per method and part; no weights are loaded for it."""
+    sizes = Sizes(fit, pairs, pairs, pairs)
     tasks: dict[str, Callable[[], Task]] = {
         "heq": lambda: HierarchicalEquality(sampler, strengths, size),
         "addition": lambda: BinaryAddition(width, bits, split=split),
-        "mcqa": lambda: MultipleChoice(model or "tiny", adapter),
-        "ioi": lambda: IndirectObject(model or "smollm2", adapter),
+        "mcqa": lambda: MultipleChoice(model or "tiny", adapter, sizes=sizes, memory=int(memory * 1e9)),
+        "ioi": lambda: IndirectObject(model or "smollm2", adapter, sizes=sizes, memory=int(memory * 1e9)),
     }
     if task not in tasks:
         unknown("task", task, tasks)
     configured: Task = tasks[task]()
-    outline = configured.outline(seed)
-    console.print(repr(configured.causal_model()), highlight=False)
-    console.print(tables.power_table(outline.splits.test))
-    cost = footprint(outline.subject, outline.splits, outline.outputs)
-    console.print(
-        f"Recording: {cost.forwards:,} forwards (every distinct input once), {cost.bytes / 1e6:.1f} MB kept; "
-        f"largest resumed batch {cost.batch_bytes / 1e6:.1f} MB."
+    own = dtype or ("bfloat16" if machine != "this" or torch.cuda.is_available() else "float32")
+    if isinstance(configured, LanguageTask):
+        shape = _language_shape(configured.model).as_type(own)
+        scene = language_scene(configured, shape, seed)
+        offered = configured._methods(shape.width, shape.blocks)
+    else:
+        own = dtype or "float32"
+        outline = configured.outline(seed)
+        scene, offered = Scene.of_subject(outline.subject, outline.splits, outline.outputs), configured.methods()
+    like = max(16, min(2048, scene.shape.width))
+    found = machine_by_name("this" if measured else machine, dtype=own, cores=cores, width=like)
+    found = found.changed(
+        devices=gpus,
+        flops=flops,
+        bandwidth=bandwidth,
+        memory=device_memory and device_memory * 1e9,
+        efficiency=efficiency,
+        call=call,
     )
-    if cost.prefix_bytes:
+    chosen: list[Method] = pick(offered, methods.split(",") if methods else None)
+    plans = [plan(m, scene, found, epochs=epochs) for m in chosen]
+    if as_json:
+        told = {"task": configured.config(), "shape": _plain(scene.shape), "machine": vars(found)}
+        print(json.dumps({**told, "plans": [p.json() for p in plans]}, indent=1, default=str))
+        return
+    console.print(repr(configured.causal_model()), highlight=False)
+    console.print(tables.power_table({key: r.bank for key, r in scene.tests.items()}))
+    _show(scene, found, plans)
+
+
+# -- language models without their weights ------------------------------------------------------------------------
+
+
+def _language_shape(name: str) -> Shape:
+    """By name, as tasks take it."""
+    if name != "tiny" and name not in TINY:
+        return shape_by_name(name)
+    c = describe_tiny(next(iter(TINY)) if name == "tiny" else name)["config"]
+    return Shape.gated(
+        name,
+        depth=c["num_hidden_layers"],
+        width=c["hidden_size"],
+        heads=c["num_attention_heads"],
+        groups=c["num_key_value_heads"],
+        head_width=c["head_dim"],
+        inner=c["intermediate_size"],
+        vocabulary=c["vocab_size"],
+        tied=True,
+        norms=4,
+    )
+
+
+def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
+    """A task's banks, drawn as if the model answered every prompt correctly, and the prompts that the filter asks."""
+    lengths = _lengths(task)
+    asked: list[Tensor] = []
+
+    def all_right(rows: Tensor) -> Tensor:
+        asked.append(rows)
+        return torch.ones(len(rows), dtype=torch.bool)
+
+    splits = task.draw(seed, all_right).splits
+    tokens = lengths(torch.cat(asked))
+    first = Inputs(len(tokens), int(tokens.sum()), int(tokens.max()), 0)
+    return Scene.of_shape(shape, splits, len(task.data.ANSWERS), lengths, task.memory, first)
+
+
+def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
+    """Tokens of prompts, by the model's tokenizer where it is at hand."""
+    fetched = model_directory(task.model)
+    folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
+    if task.model in TINY or not (folder / "tokenizer.json").is_file():
+        return lambda rows: words(task.render(rows))
+    try:
+        tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError) as e:
+        raise PlotError(f"The tokenizer in {folder} cannot be read ({e}).") from e
+    bos = LanguageModel(task.model, None, tokenizer).bos
+    return lambda rows: encode(task.render(rows), tokenizer, bos=bos)[1].sum(dim=1)
+
+
+# -- words and tables -----------------------------------------------------------------------------------------------
+
+
+def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
+    shape, inputs, held = scene.shape, scene.inputs, plans[0].memory
+    console.print(
+        f"Recording: {inputs.count:,} forwards (every distinct input once), {held.vectors / 1e6:.1f} MB kept; "
+        f"largest batch {max(p.memory.batch for p in plans) / 1e6:.1f} MB.",
+        highlight=False,
+    )
+    if shape.language:
+        where = "more than --memory leaves: they go to a temporary file" if held.spilled else "kept in memory"
         console.print(
-            f"Keys and values of the base prompts: {cost.prefix_bytes / 1e6:.1f} MB, the largest part; what does not "
-            f"fit into --memory goes to a temporary file."
+            f"{shape.name}: {shape.weights:,} parameters ({shape.weight_bytes / 1e9:.2f} GB), {shape.blocks} blocks of "
+            f"width {shape.width}; prompts of up to {inputs.longest} tokens, keys and values of the bases "
+            f"{held.keys / 1e6:.1f} MB ({where}).",
+            highlight=False,
         )
-    recording = hollow(outline.subject, outline.splits.fit)
-    table = tables.plain_table("Per seed")
-    for column in ("method", "sites", "calibration variants", "rotations", "responses (at most)"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for method in configured.methods().values():
-        p = plan(method, recording, outline.splits)
-        table.add_row(p.method, *(f"{x:,}" for x in (p.sites, p.variants, p.rotations, p.responses)))
-    console.print(table)
+    spread = plans[0].spread
+    console.print(
+        f"Machine: {machine.devices} x {machine.name}{' (measured)' if machine.measured else ''}, "
+        f"{machine.flops / 1e12:.3g} TFLOP/s and {machine.bandwidth / 1e9:.3g} GB/s each, of which blocks reach "
+        f"{machine.efficiency:.0%}; {machine.call * 1e6:.0f} µs per block call; {machine.memory / 1e9:.0f} GB each. "
+        f"{spread.replicas} replica{'s' if spread.replicas > 1 else ''} on {spread.devices} each"
+        + (
+            f"; {spread.missing:.0%} of the weights do not fit and are fetched in every pass."
+            if spread.missing
+            else "."
+        ),
+        highlight=False,
+    )
+    counts = tables.plain_table("Per seed")
+    for column in ("method", "sites", "calibration variants", "rotations", "responses", "block-tokens", "TFLOP"):
+        counts.add_column(column, justify="left" if column == "method" else "right")
+    for p in plans:
+        cells = [p.sites, p.variants, p.rotations, round(p.responses), round(p.cost.block_tokens)]
+        tera = (p.cost.flops + p.cost.single) / 1e12
+        counts.add_row(p.method, *(f"{x:,}" for x in cells), f"{tera:,.3g}")
+    console.print(counts)
+    parts = [part for part in PARTS if any(part in p.parts for p in plans)]
+    times = tables.plain_table("Predicted seconds, memory and bytes (DAS: all the epochs it may train)")
+    for column in ("method", *(PARTS[k] for k in parts), "in all", "peak GB", "moved GB", "keys GB", "sent GB"):
+        times.add_column(column, justify="left" if column == "method" else "right")
+    for p in plans:
+        gigabytes = [x / 1e9 for x in (p.memory.total, p.cost.moved, p.cost.keys, p.cost.sent)]
+        seconds = [_seconds(p.seconds[k]) if k in p.seconds else "" for k in parts]
+        times.add_row(p.method, *seconds, _seconds(sum(p.seconds.values())), *(f"{x:.3g}" for x in gigabytes))
+    console.print(times)
+    for name in sorted({s for p in plans for s in p.skipped}):
+        console.print(f"Not counted: {name}.")
+
+
+PARTS = {
+    "filter": "filter",
+    "recording": "record",
+    "signatures": "signat.",
+    "calibration": "calibr.",
+    "das": "DAS",
+    "test": "test",
+}
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.2f}" if s < 10 else f"{s:,.0f}"
+
+
+def _plain(shape: Shape) -> dict[str, Any]:
+    return {k: v for k, v in vars(shape).items() if k not in ("places", "after")}

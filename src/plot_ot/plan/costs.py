@@ -1,0 +1,229 @@
+"""What counted passes cost: block-tokens, FLOPs, bytes and, on a machine, seconds.
+
+    seconds = max( FLOPs / (FLOP/s), bytes / (bytes/s), block calls x seconds per call )
+
+on a GPU, which computes while the host calls the next block; on a CPU the calls come on top. FLOP/s and bytes/s are the
+machine's times its efficiency. What can be shared out in units is divided by the replicas of the model that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import ceil
+
+from plot_ot.plan.counting import Count, Passes, inputs_per_shard
+from plot_ot.plan.machine import Machine
+from plot_ot.plan.scene import Inputs, Scene
+from plot_ot.plan.shape import Shape
+from plot_ot.subjects.decoder import RECORDED_AT_ONCE, RESUMED_AT_ONCE
+
+FULL = 0.9
+"""Share of a device's memory that weights and batches may take."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some passes take. Block-tokens are tokens times the blocks they go through."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    flops: float = 0.0
+    """In the model's type."""
+    single: float = 0.0
+    """FLOPs in float32: frames that are trained."""
+    moved: float = 0.0
+    """Bytes to and from the device's memory: weights and keys once per batch, activations."""
+    keys: float = 0.0
+    """Those of them that are keys and values of the bases."""
+    sent: float = 0.0
+    """Bytes between workers, if others do the work: what was recorded, then sums, counts and frames."""
+    calls: float = 0.0
+    """Of a block."""
+    offload: float = 0.0
+    """Bytes of weights that would cross the link if none of them fitted the device."""
+    units: float = 0.0
+    """Pieces that the work can be shared out in."""
+
+    @property
+    def block_tokens(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def seconds(self, machine: Machine, spread: Spread) -> float:
+        """On a machine with so many replicas."""
+        compute = self.flops / machine.flops + self.single / machine.single
+        busy = max(compute, self.moved / machine.bandwidth) / machine.efficiency
+        called = self.calls * machine.call
+        alone = max(busy, called) if machine.gpu else busy + called
+        alone = max(alone, spread.missing * self.offload / machine.link)
+        units = max(1.0, self.units)
+        return alone * ceil(units / spread.replicas) / units if units > spread.replicas else alone / units
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that are held at the same time, at most."""
+
+    weights: float
+    vectors: float
+    """Recorded activations; those of shards are put together, which holds them twice for a moment."""
+    keys: float
+    """Of the bases' earlier tokens."""
+    spilled: bool
+    """Whether keys and values are in a file instead."""
+    batch: float
+    """The largest batch that is recorded or resumed, with what it needs on its way."""
+    frames: float
+    """Rotations that are trained, with their gradients and moments."""
+
+    @property
+    def kept(self) -> float:
+        """Without the weights."""
+        return self.vectors + (0 if self.spilled else self.keys) + self.batch + self.frames
+
+    @property
+    def total(self) -> float:
+        """With the weights."""
+        return self.weights + self.kept
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a model lies on a machine's devices."""
+
+    devices: int
+    """That one replica takes."""
+    replicas: int
+    missing: float
+    """Share of the weights that fits nowhere, and comes over the link whenever it is needed."""
+
+    @classmethod
+    def of(cls, memory: Memory, machine: Machine) -> Spread:
+        """As few devices per replica as hold the weights and what is kept."""
+        room = FULL * machine.memory
+        wanted = max(1, ceil(memory.total / room))
+        devices = min(wanted, machine.devices)
+        missing = max(0.0, min(1.0, (memory.total - devices * room) / max(1.0, memory.weights)))
+        return cls(devices, max(1, machine.devices // devices), missing)
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+
+def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
+    """One whole pass over every input; the vocabulary's largest logit after each prompt."""
+    shape = scene.shape
+    context = inputs.tokens / inputs.count
+    at_once = (1 << 14 if machine.gpu else RECORDED_AT_ONCE["cpu"]) if shape.language else 1 << 13
+    shards = ceil(inputs.count / inputs_per_shard(scene))
+    calls = max(shards, ceil(inputs.tokens / at_once)) * shape.blocks
+    forward = float(inputs.tokens * shape.blocks)
+    keys = inputs.bases * context * shape.blocks * shape.key_bytes
+    return Cost(
+        forward,
+        flops=forward * shape.flops(context) + 2.0 * inputs.count * shape.width * shape.columns,
+        moved=calls * shape.block_weights * shape.itemsize + keys + forward * _activation_bytes(shape),
+        keys=keys,
+        sent=float(inputs.count * shape.vector_bytes),
+        calls=calls,
+        offload=calls * shape.block_weights * shape.itemsize,
+        units=shards,
+    )
+
+
+def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
+    """What resumed passes take."""
+    shape, blocks = scene.shape, scene.shape.left(p.place)
+    context, budget = scene.context if shape.language else 0.0, scene.subject.memory
+    at_once = (1 << 13 if machine.gpu else RESUMED_AT_ONCE["cpu"]) if shape.language else 1 << 13
+    pair_keys = context * shape.key_bytes
+    pairs_at_once = max(1, min(at_once // p.variants, int(budget // 8 / pair_keys) if pair_keys else at_once))
+    slices = ceil(p.variants / at_once)
+    pieces = max(ceil(p.pairs / pairs_at_once) * slices, min(p.shards, p.pairs)) * p.times
+    ways = 1 + p.backward
+    # a graph that would not fit is computed again on the way back
+    again = p.backward and p.pairs * p.variants * blocks * graph_bytes(shape) > budget // 2
+    forward = p.responses * blocks * (2 if again else 1)
+    backward = p.responses * blocks * p.backward
+    calls = pieces * blocks * (ways + bool(again))
+    keys = p.pairs * slices * p.times * blocks * pair_keys * (ways + bool(again))
+    d, tokens = p.place.width, forward + backward
+    frames = 12.0 * p.responses * d * p.rank + 20.0 * p.times * p.variants * d * p.rank**2 if p.rank else 0.0
+    return Cost(
+        forward,
+        backward,
+        flops=tokens * shape.flops(context) + 2.0 * ways * p.responses * shape.width * 2 * scene.outputs,
+        single=frames,
+        moved=calls * shape.block_weights * shape.itemsize + keys + tokens * _activation_bytes(shape),
+        keys=keys,
+        sent=p.sent + 8.0 * len(scene.fit) * d * (p.part == "signatures"),  # base and source vectors go out once
+        calls=calls,
+        offload=calls * shape.block_weights * shape.itemsize,
+        units=p.units,
+    )
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    """All of them together."""
+    return reduce(Cost.__add__, costs, Cost())
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory(found: Count, machine: Machine) -> Memory:
+    """What a method holds at most, its recording included."""
+    scene, shape, inputs = found.scene, found.scene.shape, found.scene.inputs
+    budget = scene.subject.memory
+    shards = ceil(inputs.count / inputs_per_shard(scene))
+    vectors = inputs.count * shape.vector_bytes
+    keys = inputs.bases * (inputs.longest - 1) * shape.blocks * shape.key_bytes
+    recorded = min(inputs.tokens, 1 << 14 if machine.gpu else RECORDED_AT_ONCE["cpu"])
+    batch = _pass_bytes(shape, recorded, scene.context)
+    most = scene.subject.responses_per_batch
+    for p in found.passes:
+        responses = min(p.pairs * p.variants, most)
+        piece = min(responses, 1 << 13 if machine.gpu else RESUMED_AT_ONCE["cpu"])
+        held = 8.0 * p.place.width * (responses + p.pairs) + _pass_bytes(shape, piece, scene.context)
+        if p.backward:
+            held += min(responses * shape.left(p.place) * graph_bytes(shape), budget / 2)
+        batch = max(batch, held)
+    return Memory(
+        float(shape.weight_bytes),
+        float(vectors * (2 if shards > 1 else 1)),
+        float(keys),
+        shape.language and keys > budget - budget // 4 - vectors,
+        float(batch),
+        float(max((_frame_bytes(p, found) for p in found.passes if p.rank), default=0.0)),
+    )
+
+
+def graph_bytes(shape: Shape) -> int:
+    """About what a token's way through a block keeps for the backward pass."""
+    if not shape.language:
+        return 4 * shape.inner
+    attention = 2 * (shape.heads + shape.groups) * shape.head_width
+    return 5 * (7 * shape.width + attention + 3 * shape.inner)
+
+
+def _frame_bytes(p: Passes, found: Count) -> float:
+    """Starting directions of all jobs of a place, drawn whole; frames, gradients, moments of those trained at once."""
+    d = p.place.width
+    jobs = sum(q.times * q.variants for q in found.passes if q.rank and q.place == p.place)
+    jobs = max(1.0, jobs / max(1.0, p.times * p.variants))
+    return 4.0 * d * (jobs * d + 6 * p.variants * p.rank)
+
+
+def _activation_bytes(shape: Shape) -> int:
+    """About what a token's way through a block writes and reads besides weights and keys."""
+    return shape.itemsize * (12 * shape.width + 4 * shape.inner)
+
+
+def _pass_bytes(shape: Shape, tokens: int, context: float) -> float:
+    """What so many tokens hold on their way through a block: residuals, the widest vectors, attention weights."""
+    return tokens * (shape.itemsize * (8 * shape.width + 3 * shape.inner) + 8 * shape.heads * context)

@@ -1,0 +1,173 @@
+"""A study as the planner sees it: a network's shape, banks of pairs, and recordings that nothing was run for."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from plot_ot.banks import Bank, Splits, distinct_rows, row_codes
+from plot_ot.edits import Distinct
+from plot_ot.errors import PlotError
+from plot_ot.plan.shape import Shape
+from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject, record
+
+MEMORY = 4 << 30
+"""The budget of a language model's recording, as `plot-ot run` has it."""
+
+Lengths = Callable[[Tensor], Int[Tensor, " rows"]]
+"""Input rows to their numbers of tokens."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Distinct inputs that are run whole."""
+
+    count: int
+    tokens: int
+    longest: int
+    bases: int
+    """How many of them will be resumed."""
+
+    @classmethod
+    def of(cls, banks: Sequence[Bank], lengths: Lengths) -> Inputs:
+        """Those of some banks."""
+        bases = distinct_rows(torch.cat([b.base for b in banks]))
+        rows = distinct_rows(torch.cat([bases, *(b.source for b in banks)]))
+        tokens = lengths(rows)
+        return cls(len(rows), int(tokens.sum()), int(tokens.max()), len(bases))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a study has before anything runs."""
+
+    shape: Shape
+    subject: Subject
+    fit: BankRecording
+    calibration: BankRecording
+    tests: Mapping[tuple[str, str], BankRecording]
+    inputs: Inputs
+    outputs: int
+    """Candidate answers."""
+    asked: Inputs | None = None
+    """Prompts that are run before, to see whether the model answers them correctly."""
+
+    @classmethod
+    def of_subject(cls, subject: Subject, splits: Splits, outputs: int, asked: Inputs | None = None) -> Scene:
+        """Of a live network. A small one is recorded, untrained as it may be: which inputs share a state, and so need
+        not be run twice, is a matter of its structure. A language model is not run."""
+        shape, banks = Shape.of_subject(subject, outputs), [splits.fit, splits.calibration, *splits.test.values()]
+        if isinstance(subject, DecoderSubject):
+            recordings = [hollow(subject, b) for b in banks]
+            inputs = Inputs.of(banks, lambda rows: subject.encode(rows)[1].sum(dim=1))
+        else:
+            recordings = record(subject, *banks)
+            inputs = Inputs.of(banks, lambda rows: torch.ones(len(rows), dtype=torch.long))
+        fit, calibration, *tests = recordings
+        return cls(shape, subject, fit, calibration, dict(zip(splits.test, tests, strict=True)), inputs, outputs, asked)
+
+    @classmethod
+    def of_shape(
+        cls,
+        shape: Shape,
+        splits: Splits,
+        outputs: int,
+        lengths: Lengths,
+        memory: int = MEMORY,
+        asked: Inputs | None = None,
+    ) -> Scene:
+        """Of a language model that is known by its shape alone."""
+        banks = [splits.fit, splits.calibration, *splits.test.values()]
+        subject = Unloaded(shape, outputs, memory)
+        fit, calibration, *tests = (hollow(subject, b) for b in banks)
+        named = dict(zip(splits.test, tests, strict=True))
+        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths), outputs, asked)
+
+    @property
+    def context(self) -> float:
+        """Tokens of a prompt, on average."""
+        return self.inputs.tokens / self.inputs.count
+
+    def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
+        """Pairs that edits at some places can tell apart: each of them runs once."""
+        if self.shape.language:  # a last token's state holds the whole prompt
+            return len(torch.stack([recording.base_rows, recording.source_rows], dim=1).unique(dim=0))
+        return len(Distinct.of(recording, places).once)
+
+
+def words(texts: Sequence[str]) -> Int[Tensor, " rows"]:
+    """About as many tokens as the prompts have where their tokenizer is not at hand: words, signs, line breaks, and
+    one at the beginning."""
+    return torch.tensor([1 + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
+
+
+# -- recordings that nothing was run for --------------------------------------------------------------------------
+
+
+class _Made(Mapping[str, Tensor]):
+    """Random activations of the right shapes, made when they are asked for."""
+
+    def __init__(self, rows: int, places: Sequence[Place]) -> None:
+        self.rows, self.widths = rows, {p.name: p.width for p in places}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.randn(self.rows, self.widths[name], generator=torch.Generator().manual_seed(0))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.widths)
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+
+def hollow(subject: Subject, bank: Bank) -> BankRecording:
+    """A recording of the right shapes that nothing was run for: enough to lay out menus."""
+    code = row_codes(torch.cat([bank.base, bank.source]))
+    count = int(code.max()) + 1
+    base, source = code.split(len(bank))
+    inputs = distinct_rows(torch.cat([bank.base, bank.source]))
+    return BankRecording(
+        subject, Store(inputs, _Made(count, subject.places), torch.zeros(count, 1)), base, source, bank
+    )
+
+
+class Unloaded(Subject):
+    """A language model whose weights are elsewhere: it has places and a budget, and cannot be run."""
+
+    def __init__(self, shape: Shape, outputs: int, memory: int = MEMORY) -> None:
+        self.shape, self.outputs, self.memory = shape, outputs, memory
+        self.places = shape.places
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def response_bytes(self) -> int:
+        return 4 * (6 * self.shape.width + 2 * (self.outputs + 1))
+
+    @property
+    def responses_per_batch(self) -> int:
+        return max(1, min(1 << 14, self.memory // 4 // self.response_bytes))
+
+    def record(self, inputs: Tensor, bases: Tensor | None = None) -> NoReturn:
+        self._refuse()
+
+    def resume(self, *_: object) -> NoReturn:
+        self._refuse()
+
+    def intervene(self, rewrites: object) -> contextlib.AbstractContextManager[None]:
+        self._refuse()
+
+    def weights(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise PlotError(f"{self.shape.name} is planned with, not loaded: it has no weights to run.")
