@@ -31,7 +31,7 @@ from decoders import (
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.subjects import DecoderSubject, load_model, record_pairs
+from plot_ot.subjects import DecoderSubject, ModuleSubject, load_model, record_pairs
 from refusals import assert_refused
 
 KINDS = ("head_output", "attention_output", "mlp_output", "block_output")
@@ -133,12 +133,13 @@ def test_a_kind_of_place_that_a_family_does_not_have_is_refused() -> None:
         (lambda: transformers.FalconConfig(alibi=False, **SIZES), ["FalconForCausalLM", "attention interface"]),
         (lambda: transformers.GPTNeoConfig(**NEO), ["GPTNeoForCausalLM", "attention interface"]),
         (lambda: transformers.MptConfig(vocab_size=VOCABULARY, d_model=16, n_layers=2, n_heads=2), ["position_ids"]),
+        (lambda: transformers.DeepseekV3Config(**LATENT), ["DeepseekV3ForCausalLM", "cannot be resumed"]),
         (
             lambda: transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2),
             ["position_ids"],
         ),
     ],
-    ids=["falcon-alibi", "falcon", "gpt_neo", "mpt", "mamba"],
+    ids=["falcon-alibi", "falcon", "gpt_neo", "mpt", "deepseek_v3", "mamba"],
 )
 def test_a_model_that_cannot_be_resumed_is_refused_before_any_prompt_runs(make: object, words: list[str]) -> None:
     model = transformers.AutoModelForCausalLM.from_config(make()).eval()
@@ -149,7 +150,48 @@ def test_a_model_that_cannot_be_resumed_is_refused_before_any_prompt_runs(make: 
     assert_refused(lambda: DecoderSubject(model, never, ANSWERS), [*words, "ModuleSubject"])
 
 
+@torch.no_grad()
+def test_a_model_that_cannot_be_resumed_runs_whole_through_hooks() -> None:
+    torch.manual_seed(1000)
+    config = transformers.GPTJConfig(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4
+    )
+    model = transformers.GPTJForCausalLM(config).eval()
+    base, source = torch.randint(VOCABULARY, (2, 4, 7)).unbind()
+    subject = ModuleSubject(
+        model, ["transformer.h.0"], base, position=-1, encode=lambda rows: rows, readout=lambda out: out.logits[:, -1]
+    )
+    [recording] = record_pairs(subject, (base, source))
+    found = respond(recording, [EditBatch(subject.places[0], Frame.identity(16), torch.ones(1, 16))])[0]
+    kept: list[Tensor] = []
+    block = model.transformer.h[0]
+    hook = block.register_forward_hook(lambda _, __, out: kept.append(out[0][:, -1].clone()))
+    model(source)
+    hook.remove()
+    hook = block.register_forward_hook(lambda _, __, out: [out[0][:, -1].copy_(kept[0])] and None)
+    expected = model(base).logits[:, -1]
+    hook.remove()
+    assert relative(found, expected) < 1e-5
+    assert relative(found, recording.base_outputs) > 1e-3
+
+
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+LATENT = {
+    **SIZES,
+    "intermediate_size": 16,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 8,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "initializer_range": 0.3,
+}
 NEO = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
