@@ -284,6 +284,22 @@ def test_what_killed_processes_were_writing_is_swept_away(tmp_path):
     assert new.exists()
 
 
+def test_what_killed_processes_were_fetching_is_swept_away(tmp_path):
+    folders = {name: tmp_path / f".work-{name}" for name in ("left", "busy", "new")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "model.gguf").write_bytes(b"x" * 1000)
+        if name != "new":
+            os.utime(folder, (0, 0))
+    lock = Lock(folders["busy"])
+    os.utime(folders["busy"], (0, 0))
+    with models._work_directory(tmp_path) as work:
+        assert work.is_dir()
+        assert [n for n, f in folders.items() if f.exists()] == ["busy", "new"]
+    assert not work.exists()
+    lock.release()
+
+
 def test_names_that_look_alike_have_files_of_their_own(tmp_path):
     run = RunDirectory(tmp_path, {})
     names = ["a_b", "a b", "a/b", "ä", "a" * 300, "a" * 301, "../x", "", "\ud800"]

@@ -4,6 +4,7 @@ As a script it is the campaign of one loader: only PlotError may come of what is
 """
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -30,13 +31,9 @@ def campaign(name: str) -> None:
     """Damage one loader's file as atheris says."""
     import atheris
 
-    with atheris.instrument_imports(include=["plot_ot"], enable_loader_override=False):
-        import plot_ot.adapters
-        import plot_ot.handles
-        import plot_ot.runs
-        import plot_ot.safe_files  # noqa: F401
+    with atheris.instrument_imports(include=["plot_ot"]):
+        from loaders import LOADERS
     from damage import Bench, damaged
-    from loaders import LOADERS
 
     warnings.simplefilter("ignore")
     loader = next(x for x in LOADERS if x.name == name)
@@ -46,7 +43,10 @@ def campaign(name: str) -> None:
         given = atheris.FuzzedDataProvider(data)
         bench.try_it(damaged(bench.sound, lambda n: given.ConsumeIntInRange(0, n - 1)))
 
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], once)
+    corpus, draw = Path(tempfile.mkdtemp(dir=Path.cwd())), random.Random(1000)
+    for k in range(100):  # from nothing, libFuzzer would spend its runs on inputs of a few bytes
+        (corpus / str(k)).write_bytes(draw.randbytes(draw.randint(16, 256)))
+    atheris.Setup([sys.argv[0], *sys.argv[2:], "-len_control=0", "-max_len=512", str(corpus)], once)
     atheris.Fuzz()
 
 

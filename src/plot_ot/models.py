@@ -17,9 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,13 @@ from safetensors.torch import save_file
 
 from plot_ot.adapters import RECORD, load_adapter, read_record
 from plot_ot.errors import PlotError, unknown
+from plot_ot.locks import Lock
 from plot_ot.runs import Json, read_json, write_json
 from plot_ot.subjects.loading import load_model, transformers_library
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"
+WORK = ".work-"
 
 
 def default_cache() -> Path:
@@ -246,15 +249,27 @@ def _work_directory(parent: Path) -> Iterator[Path]:
     """A directory beside the final one, so that the last step is a rename; gone afterwards."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=parent, prefix=".work-"))
+        _sweep(parent)
+        work = Path(tempfile.mkdtemp(dir=parent, prefix=WORK))
     except OSError as e:
         raise PlotError(
             f"Cannot write to {parent}: {e.strerror or e}. Set PLOT_OT_CACHE to a directory of yours."
         ) from e
+    lock = Lock(work)
     try:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        lock.release()
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes left that were killed while they fetched: gigabytes, of which nobody holds the lock."""
+    for left in parent.glob(f"{WORK}*"):
+        with suppress(OSError, PlotError):
+            if left.stat().st_mtime < time.time() - 3600:  # a younger one may be about to take its lock
+                Lock(left).release()
+                shutil.rmtree(left)
 
 
 def _move(made: Path, directory: Path) -> None:
