@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import plot_ot
 from plot_ot.banks import draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
@@ -109,6 +110,13 @@ def test_the_variables_of_one_causal_model_are_found_in_another_and_their_handle
             if menu is whole_places:
                 outputs = able.set(value).apply(subject, test.bank.base)
                 assert torch.equal(outputs.argmax(dim=1), expected.long())
+
+
+def test_localize_places_the_variables_of_one_causal_model_in_another() -> None:
+    result = plot_ot.localize(CausalSubject(LOW, ROWS), HEQ, ROWS, size=100)
+    for variable, places in TRUTH.items():
+        assert result.verdicts[variable]["status"].startswith("placed")
+        assert set(result.handles[variable].places) <= places
 
 
 def test_other_outputs_and_inputs_as_places() -> None:
