@@ -43,13 +43,16 @@ class Result:
         return str(self.unit["runtimes"][0]["method"])
 
     def zoom(self, variable: str) -> list[str]:
-        """The site of highest mass in every stage, coarse to fine, where the handle is: token, place, neurons."""
-        chosen = set(self.handles[variable].places)
-        path: list[str] = []
+        """The way to the handle, coarse to fine: its token, its place, and the site of highest mass inside."""
+        handle, path = self.handles[variable], []
         for stage in sorted({c["stage"] for c in self.unit["couplings"]}):
-            at_stage = [c for c in self.unit["couplings"] if c["stage"] == stage and variable in c["variables"]]
-            here = [c for c in at_stage if set(c["places"]) <= chosen] or at_stage[:1]
-            for c in here[:1]:
+            own = [c for c in self.unit["couplings"] if c["stage"] == stage and variable in c["variables"]]
+            if any(c["tokens"] for c in own):
+                path.append(handle.edits[0].place.token)
+            elif any(set(c["places"]) == set(c["sites"]) for c in own):
+                path.append(handle.places[0])
+            inside = [c for c in own if set(c["places"]) <= set(handle.places) and c["sites"] != c["places"]]
+            for c in inside[:1]:
                 row = c["plan"][c["variables"].index(variable)]
                 path.append(c["sites"][max(range(len(row)), key=row.__getitem__)])
         return path

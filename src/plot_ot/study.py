@@ -23,7 +23,7 @@ from plot_ot.stages.base import Clock, Problem, State
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.evidence import evidence
 from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
-from plot_ot.subjects import BankRecording, Subject
+from plot_ot.subjects import BankRecording, Place, Subject
 
 RANDOM_HANDLES = 20
 EXAMPLES = 20
@@ -141,7 +141,7 @@ class Study:
                 **self.prepared.notes,
                 "shared_sources": shared,
                 "calibration": {"pairs": len(calibration), "sensitive": sensitive},
-                "places": [asdict(p) for p in self.prepared.subject.places],
+                "places": [_described(p) for p in self.prepared.subject.places],
             }
         )
         return {"records": records, "notes": notes}
@@ -221,6 +221,7 @@ class Study:
                         "variables": c.coupling.variables,
                         "sites": c.coupling.sites,
                         "places": [s.place.name for s in sites],
+                        "tokens": [s.place.token for s in sites] if any(s.more for s in sites) else None,
                         "spans": [[min(s.directions), max(s.directions) + 1] for s in sites],
                         "frame": c.family.frames[sites[0].place.name].kind,
                         "plan": c.coupling.plan.tolist(),
@@ -238,7 +239,7 @@ class Study:
                 )
                 if norms:
                     found["raw_norms"] = [norms[s.name] for s in sites]
-                if patched and all(len(s.directions) == s.place.width for s in sites):
+                if patched and all(len(s.directions) == s.place.width and not s.more for s in sites):
                     found["calibration"][variable] = [patched.get(s.place.name) for s in sites]
         return list(seen.values())
 
@@ -343,6 +344,11 @@ def _responses(recording: BankRecording, edits: Sequence[EditBatch]) -> Float[Te
 
 def _outputs(recording: BankRecording, edits: Sequence[EditBatch]) -> Tensor:
     return respond(recording, edits).cpu()
+
+
+def _described(place: Place) -> Json:
+    named = {"position_label": place.token} if "@" in place.name or place.position == -1 else {}
+    return {**asdict(place), **named}
 
 
 def _last_word(prompt: str) -> list[int] | None:

@@ -54,6 +54,12 @@ def sites_of(coupling: Json, places: Sequence[str] = ()) -> list[Where]:
     ]
 
 
+def whole_tokens(coupling: Json) -> list[str]:
+    """The tokens that are a coupling's sites, where they were swapped with all their states."""
+    tokens = coupling.get("tokens")
+    return tokens if isinstance(tokens, list) and len(tokens) == len(coupling["sites"]) else []
+
+
 @dataclass(frozen=True)
 class Item:
     """One site, or one group of sites, of a level."""
@@ -130,27 +136,33 @@ class Zoom:
             same = all(c.get(k) == chosen.get(k) for k in ("epsilon", "beta"))
             if same and chosen.get("sites") and set(chosen["sites"]) <= set(c["sites"]):
                 return c
-        inside = [c for c in some if set(selection["places"]) & {s.place for s in sites_of(c, self.places)}]
 
         def share(c: Json) -> float:
             row = c["plan"][c["variables"].index(v)]
-            at = [s.place in selection["places"] for s in sites_of(c, self.places)]
-            return sum(x for x, here in zip(row, at, strict=True) if here) / (sum(row) or 1.0)
+            return sum(x for x, here in zip(row, self._on(c, selection), strict=True) if here) / (sum(row) or 1.0)
 
-        return max(inside, key=share, default=None)
+        return max((c for c in some if any(self._on(c, selection))), key=share, default=None)
+
+    def _on(self, coupling: Json, selection: Json) -> list[bool]:
+        """Which sites are on the way to the handle: at its places, or, of whole tokens, its tokens."""
+        tokens = whole_tokens(coupling)
+        if tokens:
+            wanted = {str(self.position.get(p)) for p in selection["places"]}
+            return [t in wanted for t in tokens]
+        return [s.place in selection["places"] for s in sites_of(coupling, self.places)]
 
     def levels(self, selection: Json) -> list[Level]:
         """The whole way to one handle."""
         found: list[Level] = []
         for coupling in self.couplings(selection):
-            found += self._levels_of(coupling, selection)
+            found += self._levels_of(coupling, selection, any(v.title == "tokens" for v in found))
         scores = _scores(selection)
-        if len(scores) > 1 and not any(len(v.items) == len(scores) and v.items[0].score is not None for v in found):
+        if len(scores) > 1 and not any(i.score is not None for v in found for i in v.items):
             items = [Item(p, None, None, s, p in selection["places"]) for p, s in scores.items()]
             found.insert(0, Level(_plural(scores), "score", "best calibration score in each", None, tuple(items)))
         return found
 
-    def _levels_of(self, coupling: Json, selection: Json) -> list[Level]:
+    def _levels_of(self, coupling: Json, selection: Json, tokens_shown: bool) -> list[Level]:
         row = coupling["plan"][coupling["variables"].index(selection["variable"])]
         sites = sites_of(coupling, self.places)
         norms = coupling.get("raw_norms")
@@ -165,6 +177,11 @@ class Zoom:
             flags = tuple(dict.fromkeys(map(flag_name, flags_of(coupling))))
             return Level(title, "mass", transport_setting(coupling), float(sum(row)), tuple(_grouped(items)), flags)
 
+        tokens = whole_tokens(coupling)
+        if tokens:
+            on = self._on(coupling, selection)
+            items = [Item(t, float(row[k]), norms[k], None, on[k]) for k, t in enumerate(tokens)]
+            return [level("tokens", items)]
         found = []
         whole = all(s.start is None for s in sites)
         kept = list(range(len(sites)))
@@ -173,7 +190,8 @@ class Zoom:
         if len({str(p) for p in positions}) > 1:
             marked = {str(self.position.get(p)) for p in in_places}
             sums = _sums([str(p) for p in positions], row)
-            found.append(level("tokens", [Item(_token(p), m, None, None, p in marked) for p, m in sums.items()]))
+            if not tokens_shown:
+                found.append(level("tokens", [Item(_token(p), m, None, None, p in marked) for p, m in sums.items()]))
             kept = [k for k in kept if str(positions[k]) in marked]  # the next level looks inside the taken tokens
         if not whole and len({sites[k].place for k in kept}) > 1:
             sums = _sums([sites[k].place for k in kept], [row[k] for k in kept])
