@@ -203,6 +203,10 @@ class _RayCrew:
         self.shards: list[Boxed] = []
         self._sent: OrderedDict[tuple[Any, ...], tuple[object, Any]] = OrderedDict()
 
+    def ready(self) -> None:
+        """Wait until every worker has its replica; they would make it with their first unit anyway."""
+        list(_plainly(map(_library().get, [w.ready.remote(self.replica) for w in self.workers]), self.notes))
+
     def record(self, shards: Sequence[Shard]) -> Store:
         recording = uuid.uuid4().hex
         self.shards = [Boxed.of(s, recording) for s in shards]
@@ -281,6 +285,10 @@ class Worker:
         self.subject: Subject | None = None
         self.noted = 0
         self.stores: OrderedDict[str, dict[str, Store]] = OrderedDict()
+
+    def ready(self, replica: Boxed) -> Done:
+        """Make the replica."""
+        return self._done(lambda: self._replica(replica) and None)
 
     def record(self, replica: Boxed, shard: Boxed) -> Done:
         """A shard's activations and outputs; keys and values stay here."""

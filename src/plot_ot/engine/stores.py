@@ -13,6 +13,7 @@ from torch import Tensor
 from plot_ot.engine.units import Shard, Unit
 from plot_ot.subjects import BankRecording, DecoderStore, DecoderSubject, Store, Subject
 from plot_ot.subjects.decoder_cache import PrefixCache
+from plot_ot.subjects.decoder_vectors import together
 
 
 def record_shard(subject: Subject, shard: Shard) -> Store:
@@ -39,7 +40,7 @@ def merged(stores: Sequence[Store]) -> Store:
         elif isinstance(pieces[0], Tensor):
             found[f.name] = torch.cat(pieces)
         elif isinstance(pieces[0], Mapping):
-            found[f.name] = {name: torch.cat([p[name] for p in pieces]) for name in pieces[0]}
+            found[f.name] = together(pieces)
         else:
             found[f.name] = tuple(x for piece in pieces for x in piece)
     return type(stores[0])(**found)

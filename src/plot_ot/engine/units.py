@@ -26,7 +26,7 @@ Pairs = slice | Int[Tensor, " chosen"]
 
 WORK = 1 << 28
 """Multiply-adds below which a piece of work is so small that starting it shows: smaller ones are kept together."""
-LEAST, MOST = 64, 1 << 10
+LEAST, MOST = 128, 1 << 10
 """Inputs of a shard."""
 
 
