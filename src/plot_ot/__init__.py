@@ -5,16 +5,30 @@ from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
+from plot_ot.heads import heads
 from plot_ot.hypothesis import Hypothesis
 from plot_ot.localize import load_subject, localize
 from plot_ot.methods import Method
 from plot_ot.models import LanguageModel
-from plot_ot.pairs import read_pairs
+from plot_ot.pairs import read_inputs, read_pairs
 from plot_ot.result import Evaluation, Result, evaluate
+from plot_ot.sae import load_sae, sae_features
 from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
+from plot_ot.stages.boundless import TrainBoundless
 from plot_ot.stages.calibrate import Candidate, Search, calibrate
-from plot_ot.subjects import MLPSubject, ModuleSubject, Place, Subject, record
+from plot_ot.stages.masks import TrainMask
+from plot_ot.stages.prefilter import Prefilter
+from plot_ot.subjects import (
+    CausalSubject,
+    DecoderSubject,
+    MLPSubject,
+    ModuleSubject,
+    Place,
+    SequentialSubject,
+    Subject,
+    record,
+)
 from plot_ot.transport import Coupling, Transport, couple
 from plot_ot.version import __version__
 
@@ -22,7 +36,9 @@ __all__ = [
     "Bank",
     "Candidate",
     "CausalModel",
+    "CausalSubject",
     "Coupling",
+    "DecoderSubject",
     "Edit",
     "EditBatch",
     "Evaluation",
@@ -36,15 +52,19 @@ __all__ = [
     "ModuleSubject",
     "Place",
     "PlotError",
+    "Prefilter",
     "Readout",
     "Result",
     "Search",
+    "SequentialSubject",
     "SignatureSpec",
     "Signatures",
     "Site",
     "SiteFamily",
     "Splits",
     "Subject",
+    "TrainBoundless",
+    "TrainMask",
     "Transport",
     "__version__",
     "blocks",
@@ -52,12 +72,16 @@ __all__ = [
     "couple",
     "draw_pairs",
     "evaluate",
+    "heads",
+    "load_sae",
     "load_subject",
     "localize",
     "neurons",
+    "read_inputs",
     "read_pairs",
     "record",
     "respond",
+    "sae_features",
     "signatures",
     "whole_places",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from plot_ot.signatures import Readout, SignatureSpec, readout
 from plot_ot.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.stages.choose import TrainDas
 from plot_ot.study import Prepared, Spoken, Study
-from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, Subject
+from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal import CausalSubject
 from plot_ot.subjects.decoder import DecoderSubject
 from plot_ot.tasks.tiny import TINY, load_tiny
@@ -61,6 +61,11 @@ def load_subject(
     if isinstance(model, nn.Module) and places is not None:
         if example is None:
             raise PlotError("Give an `example` input row: the places' widths are found by running it once.")
+        paths = list(places.values()) if isinstance(places, Mapping) else list(places)
+        children = {name for name, _ in model.named_children()}
+        one_by_one = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+        if isinstance(model, nn.Sequential) and one_by_one and set(paths) <= children and "position" not in options:
+            return SequentialSubject(model, places, example, **options)
         return ModuleSubject(model, places, example, **options)
     if isinstance(model, nn.Sequential):
         return MLPSubject(model, **options)

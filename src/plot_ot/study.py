@@ -24,6 +24,7 @@ from plot_ot.stages.calibrate import correct
 from plot_ot.stages.evidence import evidence
 from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.subjects import BankRecording, Place, Subject
+from plot_ot.transport import Coupling
 
 RANDOM_HANDLES = 20
 EXAMPLES = 20
@@ -234,6 +235,7 @@ class Study:
                         "row_error": c.coupling.row_error,
                         "column_error": c.coupling.column_error,
                         "flags": c.coupling.flags,
+                        **_approximations(c.coupling),
                         "calibration": {},
                     },
                 )
@@ -344,6 +346,13 @@ def _responses(recording: BankRecording, edits: Sequence[EditBatch]) -> Float[Te
 
 def _outputs(recording: BankRecording, edits: Sequence[EditBatch]) -> Tensor:
     return respond(recording, edits).cpu()
+
+
+def _approximations(coupling: Coupling) -> Json:
+    """What is known of a coupling's errors, where its signatures were not all exact or had error bars."""
+    known = {"spread": coupling.spread, "exact": coupling.exact}
+    told: Json = {name: value.tolist() for name, value in known.items() if value is not None}
+    return told | ({"weights": dict(coupling.weights)} if coupling.weights is not None else {})
 
 
 def _described(place: Place) -> Json:

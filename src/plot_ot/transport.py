@@ -13,7 +13,7 @@ m is two or three, so damped Newton steps on f, annealed in ε, solve it for a w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -78,6 +78,12 @@ class Coupling:
     row_error: float = 0.0
     column_error: float = 0.0
     flags: tuple[str, ...] = field(default=())
+    spread: Float[ndarray, "m n"] | None = None
+    """Standard errors of the plan, where signatures were made to have them."""
+    exact: Bool[ndarray, " n"] | None = None
+    """Columns whose costs come from exact responses; None: all."""
+    weights: Mapping[str, float] | None = None
+    """The families' weights in hierarchical signatures."""
 
     def row(self, variable: str) -> Float[ndarray, " n"]:
         """The soft correspondence of one variable."""
@@ -101,7 +107,9 @@ class Coupling:
     def columns(self, at: Sequence[int]) -> Coupling:
         """The same plan seen on some of the sites only (not renormalised)."""
         names = tuple(self.sites[j] for j in at)
-        return replace(self, sites=names, plan=self.plan[:, at], cost=self.cost[:, at])
+        exact = None if self.exact is None else self.exact[at]
+        spread = None if self.spread is None else self.spread[:, at]
+        return replace(self, sites=names, plan=self.plan[:, at], cost=self.cost[:, at], exact=exact, spread=spread)
 
     def tied_at(self, variable: str, k: int) -> bool:
         """Whether mass alone does not say which sites are the top k."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -146,23 +146,6 @@ def rank_correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> float:
 # -- couplings that say how their costs were measured -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Measured(Coupling):
-    """A coupling of approximate signatures."""
-
-    spread: Float[ndarray, "m n"] | None = None
-    """Standard errors of the plan, by leaving out folds of base inputs; None without folds."""
-    exact: Bool[ndarray, " n"] | None = None
-    """Columns whose costs come from exact responses; None: all."""
-    weights: Mapping[str, float] | None = None
-    """The families' weights in hierarchical signatures."""
-
-    def columns(self, at: Sequence[int]) -> Coupling:
-        exact = None if self.exact is None else self.exact[list(at)]
-        spread = None if self.spread is None else self.spread[:, list(at)]
-        return replace(super().columns(at), exact=exact, spread=spread)  # type: ignore[call-arg]
-
-
 def measured(found: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None = None) -> list[Coupling]:
     """`couple`, with all that is known about approximate signatures."""
     couplings = couple(found, transport, mask)
@@ -171,9 +154,7 @@ def measured(found: Signatures, transport: Transport, mask: Bool[ndarray, "m n"]
         return couplings
     exact = None if found.exact is None else found.exact.numpy()
     return [
-        Measured(
-            **vars(c), spread=_spread([[s[g].plan for s in some] for some in parts]), exact=exact, weights=found.weights
-        )
+        replace(c, spread=_spread([[s[g].plan for s in some] for some in parts]), exact=exact, weights=found.weights)
         for g, c in enumerate(couplings)
     ]
 

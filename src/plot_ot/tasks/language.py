@@ -21,12 +21,13 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import Method
 from plot_ot.models import LanguageModel, resolve
 from plot_ot.signatures import Readout, SignatureSpec, readout
-from plot_ot.sites import blocks, pca_bands, whole_places
+from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, at_random, attribution, brute_force
+from plot_ot.stages.prefilter import Prefilter
 from plot_ot.study import Prepared, Spoken
 from plot_ot.subjects.decoder import DecoderSubject, Encode
 from plot_ot.tasks.base import Outline, Task
@@ -228,6 +229,14 @@ class LanguageTask(Task):
         methods = [
             Method("plot", "Stage A: each variable's block, patched whole (Algorithm 6)", stage_a()),
             Method("plot-native", "Stage A, then groups of neurons inside the block (Algorithm 7)", stage_a() + native),
+            Method(
+                "plot-neurons",
+                "every neuron of every block a site, by linearised signatures, 5 % verified (ours)",
+                (
+                    Localize((neurons,), STAGE_B, spec, signatures=Prefilter(0.05)),
+                    Calibrate(self.search, supports="place"),
+                ),
+            ),
             Method("plot-pca", "Stage A, then bands of principal components (Algorithm 8)", stage_a() + pca),
             Method(
                 "plot-closed-form",
