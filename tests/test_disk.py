@@ -20,6 +20,7 @@ from plot_ot import cli, models
 from plot_ot.errors import PlotError
 from plot_ot.locks import NAME, Lock
 from plot_ot.runs import RunDirectory, read_json, write_atomically, write_json
+from plot_ot.safe_files import read_at, write_at
 
 DATA = Path(__file__).parent / "data"
 CONFIG = {"task": "toy", "methods": ["plot"], "seeds": [0]}
@@ -122,6 +123,22 @@ def test_a_study_on_a_full_disk_stops_with_one_line_and_continues_when_there_is_
     assert call(monkeypatch, *command("heq", out)) == 0
     assert call(monkeypatch, *command("heq", tmp_path / "elsewhere")) == 0
     assert lasting(out) == lasting(tmp_path / "elsewhere")
+
+
+@as_root
+def test_a_recording_that_the_disk_cannot_hold_is_said(full_disk):
+    with (full_disk / "scratch").open("w+b", buffering=0) as file:
+        os.truncate(file.fileno(), 10 << 20)  # sparse: the disk notices only when it is written to
+        data = memoryview(bytearray(os.urandom(100_000)))
+        write_at(file.fileno(), data, 5000)
+        back = memoryview(bytearray(len(data)))
+        read_at(file.fileno(), back, 5000)
+        assert back == data
+        with pytest.raises(PlotError, match=r"Cannot keep a recording.*No space left.*TMPDIR"):
+            write_at(file.fileno(), memoryview(bytearray(1 << 20)), 1 << 20)
+        os.truncate(file.fileno(), 6000)
+        with pytest.raises(PlotError, match="cut short"):
+            read_at(file.fileno(), back, 5000)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

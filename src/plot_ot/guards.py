@@ -5,6 +5,7 @@ appears.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -105,7 +106,7 @@ def refuse_non_finite(
     """
     if type(outputs) is not Tensor or outputs.requires_grad:  # fake tensors, which plan shapes, have no numbers
         return
-    if bool(torch.isfinite(outputs.sum())) or bool(torch.isfinite(outputs).all()):
+    if math.isfinite(float(outputs.sum())) or bool(torch.isfinite(outputs).all()):
         return
     bad = ~torch.isfinite(outputs).flatten(2).all(dim=2)
     variant, pair = bad.nonzero()[0].tolist()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,32 @@ def read_tensors(path: str | os.PathLike[str], most: int = MOST_TENSORS) -> tupl
     _refuse_size(path, os.stat(path), most)
     with safe_open(os.fspath(path), framework="pt") as file:
         return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def write_at(file: int, data: memoryview, offset: int) -> None:
+    """Write all of the bytes at an offset of an open scratch file; a full disk is said."""
+    done = 0
+    while done < len(data):
+        try:
+            done += os.pwrite(file, data[done:], offset + done)
+        except OSError as e:
+            raise PlotError(
+                f"Cannot keep a recording on disk: {e.strerror or e}. Make room in {tempfile.gettempdir()}, set TMPDIR "
+                f"to a larger disk, or give more --memory."
+            ) from e
+
+
+def read_at(file: int, into: memoryview, offset: int) -> None:
+    """Fill the buffer from an offset of an open scratch file; one that was cut short is said."""
+    done = 0
+    while done < len(into):
+        try:
+            got = os.preadv(file, [into[done:]], offset + done)
+        except OSError as e:
+            raise PlotError(f"Cannot read a recording back from disk: {e.strerror or e}. Run again.") from e
+        if not got:
+            raise PlotError("A recording on disk was cut short by someone else. Run again.")
+        done += got
 
 
 def _short(e: BaseException) -> str:
