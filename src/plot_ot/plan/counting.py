@@ -118,15 +118,9 @@ class Count:
         return ceil(len(bank.base_rows.unique()) / inputs_per_shard(self.scene))
 
     def either(self) -> Chances:
-        """The chance that a place is open to some variable."""
-        found: Chances = {}
-        for p in self.scene.shape.places:
-            shut = 1.0
-            for own in self.open.values():
-                shut *= 1 - own.get(p, 0.0)
-            if shut < 1:
-                found[p] = 1 - shut
-        return found
+        """The chance that a place is open to some variable, if variables keep apart as far as they can."""
+        chances = {p: sum(own.get(p, 0.0) for own in self.open.values()) for p in self.scene.shape.places}
+        return {p: min(1.0, chance) for p, chance in chances.items() if chance}
 
     def narrow(self, keep: float) -> None:
         """Each variable keeps so many of its places."""

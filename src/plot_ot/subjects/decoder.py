@@ -21,6 +21,7 @@ from plot_ot.subjects.decoder_passes import SpotEdit, batches, in_parts, removed
 from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder_shape import Decoder, refuse_answers
 from plot_ot.subjects.decoder_store import DecoderStore, Remembered, joined, ours
+from plot_ot.subjects.decoder_vectors import Spilled, Vectors
 from plot_ot.subjects.offload import ModelWeights
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
@@ -47,7 +48,7 @@ class DecoderSubject(Subject):
     vectors one after the other, `tokens` times as wide as one.
 
     `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
-    not fit go to a temporary file.
+    not fit, and recorded vectors that would take more than a quarter of it, go to temporary files.
     """
 
     def __init__(
@@ -179,11 +180,13 @@ class DecoderSubject(Subject):
         back = counted_back(self.positions, inputs, lengths, self.tokens)
         tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
         entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
-        vectors = 4 * len(ids) * (self.decoder.width + sum(p.width for p in self.places))
+        widths = {name: spot.place.width for name, spot in self._spots.items()}
+        vectors = 4 * len(ids) * sum(widths.values())
+        spilled = vectors > self.memory // 4
         # a quarter is for what is resumed
-        room = self.memory - self.memory // 4 - vectors - self._remembered.bytes
-        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), room, tail, entries)
-        kept = {name: torch.empty(len(ids), spot.place.width, device=device) for name, spot in self._spots.items()}
+        room = self.memory - self.memory // 4 - (0 if spilled else vectors) - 4 * len(ids) * self.decoder.width
+        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), room - self._remembered.bytes, tail, entries)
+        kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
         final = torch.empty(len(ids), self.decoder.width, device=device)
         top = torch.empty(len(ids), dtype=torch.long, device=device)
         stages: dict[tuple[int, str], list[Spot]] = {}
@@ -197,7 +200,7 @@ class DecoderSubject(Subject):
                 def keep(stage: tuple[int, str], rows: Tensor = rows, here: Tensor = here) -> Callable[[Tensor], None]:
                     def look(whole: Tensor) -> None:
                         for spot in stages[stage]:
-                            kept[spot.place.name][here] = spot.vectors(whole, back[spot.position][rows]).to(device)
+                            kept.write(spot.place.name, here, spot.vectors(whole, back[spot.position][rows]))
 
                     return look
 

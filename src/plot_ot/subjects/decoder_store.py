@@ -16,6 +16,7 @@ from torch import Tensor
 from plot_ot.errors import PlotError
 from plot_ot.subjects.base import Store
 from plot_ot.subjects.decoder_cache import PrefixCache
+from plot_ot.subjects.decoder_vectors import together
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def joined(
     final = pick([s.final for s in used])
     return DecoderStore(
         inputs,
-        {name: pick([s.activations[name] for s in used]) for name in used[0].activations},
+        together([s.activations for s in used], rows),
         final,
         pick([s.top_token for s in used]),
         pick([s.lengths for s in used]),
