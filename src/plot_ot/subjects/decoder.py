@@ -32,6 +32,9 @@ RECORDED_AT_ONCE = {"cpu": 1 << 10}
 RESUMED_AT_ONCE = {"cpu": 1 << 9}
 """Tokens that are resumed together, on devices where more are not faster."""
 
+LEAST_AT_ONCE = 256
+"""Tokens that run together however little memory there is: with fewer, reading the weights is what takes time."""
+
 
 class DecoderSubject(Subject):
     """A Hugging Face causal language model, by default looked at through the last token's residual after each block.
@@ -80,6 +83,7 @@ class DecoderSubject(Subject):
         self._checked = False
         self._remembered = Remembered()
         self._remembered_state: tuple[int, ...] = ()
+        self._at_once = max(LEAST_AT_ONCE, memory // 4 // self._token_bytes())
         self._refuse_unresumable()
 
     def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
@@ -193,7 +197,7 @@ class DecoderSubject(Subject):
         for spot in self._spots.values():
             stages.setdefault(spot.stage, []).append(spot)
         with torch.no_grad(), frozen(self.decoder.model):
-            for rows in batches(lengths, RECORDED_AT_ONCE.get(device.type, 1 << 14)):
+            for rows in batches(lengths, min(RECORDED_AT_ONCE.get(device.type, 1 << 14), self._at_once)):
                 longest, here = int(lengths[rows].max()), rows.to(device)
                 tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
 
@@ -219,7 +223,8 @@ class DecoderSubject(Subject):
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
     ) -> Tensor:
-        at_once = RESUMED_AT_ONCE.get(self.device.type, 1 << 13) * (4 if later else 1)  # a rewrite costs once per part
+        at_once = min(RESUMED_AT_ONCE.get(self.device.type, 1 << 13), self._at_once)
+        at_once *= 4 if later else 1  # a rewrite costs once per part
         while True:
             try:
                 return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
@@ -332,6 +337,11 @@ class DecoderSubject(Subject):
         if bool((ids < 0).any()) or bool((ids >= self.decoder.vocabulary).any()):
             raise PlotError(f"Token ids must lie in 0..{self.decoder.vocabulary - 1}; found up to {int(ids.max())}.")
         return ids, real
+
+    def _token_bytes(self) -> int:
+        """About what a token on its way through a block holds: residuals, and the widest vectors."""
+        widest = max((max(p.shape) for p in self.decoder.blocks[0].parameters() if p.ndim == 2), default=0)
+        return (8 * self.decoder.width + 3 * widest) * self.decoder.dtype.itemsize
 
     def _graph_bytes(self, entry: int) -> int:
         """About what a token's way from a block on keeps for the backward pass."""
