@@ -96,7 +96,7 @@ class _DisturbedCrew:
 
 
 def test_an_address_where_nobody_is() -> None:
-    with pytest.raises(PlotError, match=r"There is no Ray cluster at '127.0.0.1:1' .*ray start --head"):
+    with pytest.raises(PlotError, match=r"no Ray cluster at '127.0.0.1:1' .*ray start --head"):
         RayEngine("127.0.0.1:1")
 
 

@@ -145,7 +145,10 @@ def _connect(address: str | None, cpus: int | None) -> None:
             )
     except (OSError, RuntimeError, ValueError) as e:
         where = f"at '{address}'" if address else "on this machine"
-        raise PlotError(f"There is no Ray cluster {where} ({e}). Start one with `ray start --head`.") from e
+        raise PlotError(
+            f"There is no Ray cluster {where} that lets us in ({e}). Start one with `ray start --head`; if it asks "
+            f"for a token, set RAY_AUTH_MODE=token here as on its nodes."
+        ) from e
 
 
 def _knock(address: str) -> None:
