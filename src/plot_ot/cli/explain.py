@@ -158,10 +158,12 @@ def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
         asked.append(rows)
         return torch.ones(len(rows), dtype=torch.bool)
 
-    splits = task.draw(seed, all_right).splits
+    banks = task.draw(seed, all_right)
     tokens = lengths(torch.cat(asked))
-    first = Inputs(len(tokens), int(tokens.sum()), int(tokens.max()), 0)
-    return Scene.of_shape(shape, splits, len(task.data.ANSWERS), lengths, task.memory, first)
+    beside = {"filter": Inputs(len(tokens), int(tokens.sum()), int(tokens.max()), 0)}
+    if banks.transfer:
+        beside["transfer"] = Inputs.of(list(banks.transfer.values()), lengths)
+    return Scene.of_shape(shape, banks.splits, len(task.data.ANSWERS), lengths, task.memory, beside)
 
 
 def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
@@ -190,6 +192,8 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     )
     if shape.language:
         where = "more than --memory leaves: they go to a temporary file" if held.spilled else "kept in memory"
+        if held.on_disk:
+            console.print("Recorded vectors take more than a quarter of --memory: they go to a temporary file.")
         console.print(
             f"{shape.name}: {shape.weights:,} parameters ({shape.weight_bytes / 1e9:.2f} GB), {shape.blocks} blocks of "
             f"width {shape.width}; prompts of up to {inputs.longest} tokens, keys and values of the bases "
@@ -215,33 +219,33 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     for p in plans:
         cells = [p.sites, p.variants, p.rotations, round(p.responses), round(p.cost.block_tokens)]
         tera = (p.cost.flops + p.cost.single) / 1e12
-        counts.add_row(p.method, *(f"{x:,}" for x in cells), f"{tera:,.3g}")
+        counts.add_row(p.method, *(f"{x:,}" for x in cells), _short(tera))
     console.print(counts)
-    parts = [part for part in PARTS if any(part in p.parts for p in plans)]
+    parts = [column for column, some in PARTS.items() if any(set(some) & set(p.parts) for p in plans)]
     times = tables.plain_table("Predicted seconds, memory and bytes (DAS: all the epochs it may train)")
-    for column in ("method", *(PARTS[k] for k in parts), "in all", "peak GB", "moved GB", "keys GB", "sent GB"):
-        times.add_column(column, justify="left" if column == "method" else "right")
+    for column in ("method", *parts, "in all", "peak GB", "moved GB", "keys GB", "sent GB"):
+        times.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for p in plans:
+        seconds = [sum(p.seconds.get(part, 0.0) for part in PARTS[column]) for column in parts]
         gigabytes = [x / 1e9 for x in (p.memory.total, p.cost.moved, p.cost.keys, p.cost.sent)]
-        seconds = [_seconds(p.seconds[k]) if k in p.seconds else "" for k in parts]
-        times.add_row(p.method, *seconds, _seconds(sum(p.seconds.values())), *(f"{x:.3g}" for x in gigabytes))
+        times.add_row(p.method, *map(_short, [*seconds, sum(p.seconds.values()), *gigabytes]))
     console.print(times)
     for name in sorted({s for p in plans for s in p.skipped}):
         console.print(f"Not counted: {name}.")
 
 
 PARTS = {
-    "filter": "filter",
-    "recording": "record",
-    "signatures": "signat.",
-    "calibration": "calibr.",
-    "das": "DAS",
-    "test": "test",
+    "record": ("filter", "recording", "transfer"),
+    "signatures": ("signatures",),
+    "calibrate": ("calibration",),
+    "DAS": ("das",),
+    "test": ("test",),
 }
+"""Columns, and the parts of a plan they hold."""
 
 
-def _seconds(s: float) -> str:
-    return f"{s:.2f}" if s < 10 else f"{s:,.0f}"
+def _short(x: float) -> str:
+    return "" if not x else f"{x:,.0f}" if x >= 100 else f"{x:.3g}" if x >= 1e-3 else f"{x:.0e}"
 
 
 def _plain(shape: Shape) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Plan:
     responses: float
     """Resumed responses in all, forward; for DAS the most its epochs allow."""
     parts: Mapping[str, Cost]
-    """By part: `filter` and `recording` (shared by all methods), `signatures`, `calibration`, `das`, `test`."""
+    """By part: `filter`, `transfer` and `recording`, shared by all methods; `signatures`, `calibration`, `das`, `test`."""
     seconds: Mapping[str, float]
     """By part."""
     memory: Memory
@@ -60,9 +60,8 @@ def plan(
     found = count(method, scene, chosen, epochs)
     held = memory(found, machine)
     spread = Spread.of(held, machine)
-    parts = {} if scene.asked is None else {"filter": recording_cost(scene, scene.asked, machine)}
-    parts["recording"] = recording_cost(scene, scene.inputs, machine)
-    pieces: dict[str, list[Cost]] = {k: [c] for k, c in parts.items()}
+    whole = {**scene.beside, "recording": scene.inputs}
+    pieces: dict[str, list[Cost]] = {part: [recording_cost(scene, some, machine)] for part, some in whole.items()}
     for part, passes in by_part(found.passes):
         pieces[part] = [cost(p, scene, machine) for p in passes]
     return Plan(

@@ -17,7 +17,7 @@ from plot_ot.plan.counting import Count, Passes, inputs_per_shard
 from plot_ot.plan.machine import Machine
 from plot_ot.plan.scene import Inputs, Scene
 from plot_ot.plan.shape import Shape
-from plot_ot.subjects.decoder import RECORDED_AT_ONCE, RESUMED_AT_ONCE
+from plot_ot.subjects.decoder import LEAST_AT_ONCE, RECORDED_AT_ONCE, RESUMED_AT_ONCE
 
 FULL = 0.9
 """Share of a device's memory that weights and batches may take."""
@@ -60,7 +60,8 @@ class Cost:
         busy = max(compute, self.moved / machine.bandwidth) / machine.efficiency
         called = self.calls * machine.call
         alone = max(busy, called) if machine.gpu else busy + called
-        alone = max(alone, spread.missing * self.offload / machine.link)
+        fetched = spread.missing * self.offload + (self.keys if spread.spilled else 0.0)
+        alone = max(alone, fetched / machine.link)
         units = max(1.0, self.units)
         return alone * ceil(units / spread.replicas) / units if units > spread.replicas else alone / units
 
@@ -71,7 +72,9 @@ class Memory:
 
     weights: float
     vectors: float
-    """Recorded activations; those of shards are put together, which holds them twice for a moment."""
+    """Recorded activations in memory; those of shards are put together, which holds them twice for a moment."""
+    on_disk: bool
+    """Whether the others are in a file."""
     keys: float
     """Of the bases' earlier tokens."""
     spilled: bool
@@ -101,6 +104,8 @@ class Spread:
     replicas: int
     missing: float
     """Share of the weights that fits nowhere, and comes over the link whenever it is needed."""
+    spilled: bool = False
+    """Whether keys and values come over the link, too."""
 
     @classmethod
     def of(cls, memory: Memory, machine: Machine) -> Spread:
@@ -109,7 +114,7 @@ class Spread:
         wanted = max(1, ceil(memory.total / room))
         devices = min(wanted, machine.devices)
         missing = max(0.0, min(1.0, (memory.total - devices * room) / max(1.0, memory.weights)))
-        return cls(devices, max(1, machine.devices // devices), missing)
+        return cls(devices, max(1, machine.devices // devices), missing, memory.spilled)
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
     """One whole pass over every input; the vocabulary's largest logit after each prompt."""
     shape = scene.shape
     context = inputs.tokens / inputs.count
-    at_once = (1 << 14 if machine.gpu else RECORDED_AT_ONCE["cpu"]) if shape.language else 1 << 13
+    at_once = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
     shards = ceil(inputs.count / inputs_per_shard(scene))
     calls = max(shards, ceil(inputs.tokens / at_once)) * shape.blocks
     forward = float(inputs.tokens * shape.blocks)
@@ -140,7 +145,7 @@ def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
     """What resumed passes take."""
     shape, blocks = scene.shape, scene.shape.left(p.place)
     context, budget = scene.context if shape.language else 0.0, scene.subject.memory
-    at_once = (1 << 13 if machine.gpu else RESUMED_AT_ONCE["cpu"]) if shape.language else 1 << 13
+    at_once = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))
     pair_keys = context * shape.key_bytes
     pairs_at_once = max(1, min(at_once // p.variants, int(budget // 8 / pair_keys) if pair_keys else at_once))
     slices = ceil(p.variants / at_once)
@@ -179,28 +184,42 @@ def total(costs: Sequence[Cost]) -> Cost:
 def memory(found: Count, machine: Machine) -> Memory:
     """What a method holds at most, its recording included."""
     scene, shape, inputs = found.scene, found.scene.shape, found.scene.inputs
-    budget = scene.subject.memory
-    shards = ceil(inputs.count / inputs_per_shard(scene))
-    vectors = inputs.count * shape.vector_bytes
-    keys = inputs.bases * (inputs.longest - 1) * shape.blocks * shape.key_bytes
-    recorded = min(inputs.tokens, 1 << 14 if machine.gpu else RECORDED_AT_ONCE["cpu"])
-    batch = _pass_bytes(shape, recorded, scene.context)
-    most = scene.subject.responses_per_batch
+    budget, most = scene.subject.memory, scene.subject.responses_per_batch
+    place = 4.0 * inputs.count * shape.width
+    vectors = float(inputs.count * shape.vector_bytes)
+    keys = float(inputs.bases * (inputs.longest - 1) * shape.blocks * shape.key_bytes)
+    on_disk = shape.language and vectors - place > budget // 4
+    if on_disk:
+        vectors = 3 * place  # the last vectors; one place as it was read, and put together from shards
+    elif inputs.count > inputs_per_shard(scene):
+        vectors *= 2
+    recorded = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
+    resumed = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))
+    batch = _pass_bytes(shape, min(inputs.tokens, recorded), scene.context)
     for p in found.passes:
         responses = min(p.pairs * p.variants, most)
-        piece = min(responses, 1 << 13 if machine.gpu else RESUMED_AT_ONCE["cpu"])
-        held = 8.0 * p.place.width * (responses + p.pairs) + _pass_bytes(shape, piece, scene.context)
+        # edited vectors and a copy of a part; base and source by pair; to tell equal states apart, 64-bit words
+        held = 8.0 * p.place.width * (responses + p.pairs) + _pass_bytes(shape, min(responses, resumed), scene.context)
         if p.backward:
             held += min(responses * shape.left(p.place) * graph_bytes(shape), budget / 2)
-        batch = max(batch, held)
+        batch = max(batch, held, 6 * place)
     return Memory(
         float(shape.weight_bytes),
-        float(vectors * (2 if shards > 1 else 1)),
-        float(keys),
-        shape.language and keys > budget - budget // 4 - vectors,
+        vectors,
+        on_disk,
+        keys,
+        shape.language and keys > budget - budget // 4 - (place if on_disk else inputs.count * shape.vector_bytes),
         float(batch),
         float(max((_frame_bytes(p, found) for p in found.passes if p.rank), default=0.0)),
     )
+
+
+def tokens_at_once(scene: Scene, machine: Machine, most: int) -> int:
+    """Tokens, or responses of a small network, that run together."""
+    if not scene.shape.language:
+        return 1 << 13
+    token = (8 * scene.shape.width + 3 * scene.shape.inner) * scene.shape.itemsize
+    return min(most, max(LEAST_AT_ONCE, scene.subject.memory // 4 // token))
 
 
 def graph_bytes(shape: Shape) -> int:

@@ -25,7 +25,7 @@ class Machine:
     memory: float
     """Bytes of its memory."""
     link: float
-    """Bytes/s between the device and the host: what weights that do not fit cross in every pass."""
+    """Bytes/s between the device and the host: what weights and keys that do not fit cross whenever they are needed."""
     call: float
     """Seconds that calling a block takes, however little it computes: Python, and the launches of its kernels."""
     single: float
@@ -42,6 +42,11 @@ class Machine:
                 raise PlotError(f"A machine's {name} must be above 0; found {getattr(self, name):g}.")
         if self.devices < 1:
             raise PlotError(f"A machine has at least one device; found {self.devices}.")
+
+    @property
+    def device(self) -> str:
+        """What torch calls one."""
+        return "cuda" if self.gpu else "cpu"
 
     def changed(self, **given: Any) -> Machine:
         """With the numbers that were given; None leaves one as it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
@@ -56,11 +56,11 @@ class Scene:
     inputs: Inputs
     outputs: int
     """Candidate answers."""
-    asked: Inputs | None = None
-    """Prompts that are run before, to see whether the model answers them correctly."""
+    beside: Mapping[str, Inputs] = field(default_factory=dict)
+    """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`."""
 
     @classmethod
-    def of_subject(cls, subject: Subject, splits: Splits, outputs: int, asked: Inputs | None = None) -> Scene:
+    def of_subject(cls, subject: Subject, splits: Splits, outputs: int) -> Scene:
         """Of a live network. A small one is recorded, untrained as it may be: which inputs share a state, and so need
         not be run twice, is a matter of its structure. A language model is not run."""
         shape, banks = Shape.of_subject(subject, outputs), [splits.fit, splits.calibration, *splits.test.values()]
@@ -71,7 +71,7 @@ class Scene:
             recordings = record(subject, *banks)
             inputs = Inputs.of(banks, lambda rows: torch.ones(len(rows), dtype=torch.long))
         fit, calibration, *tests = recordings
-        return cls(shape, subject, fit, calibration, dict(zip(splits.test, tests, strict=True)), inputs, outputs, asked)
+        return cls(shape, subject, fit, calibration, dict(zip(splits.test, tests, strict=True)), inputs, outputs)
 
     @classmethod
     def of_shape(
@@ -81,14 +81,14 @@ class Scene:
         outputs: int,
         lengths: Lengths,
         memory: int = MEMORY,
-        asked: Inputs | None = None,
+        beside: Mapping[str, Inputs] | None = None,
     ) -> Scene:
         """Of a language model that is known by its shape alone."""
         banks = [splits.fit, splits.calibration, *splits.test.values()]
         subject = Unloaded(shape, outputs, memory)
         fit, calibration, *tests = (hollow(subject, b) for b in banks)
         named = dict(zip(splits.test, tests, strict=True))
-        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths), outputs, asked)
+        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths), outputs, beside or {})
 
     @property
     def context(self) -> float:
