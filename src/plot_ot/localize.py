@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plot_ot.banks import Bank, Splits
 from plot_ot.causal import CausalModel, same
+from plot_ot.engine import Engine
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
 from plot_ot.hypothesis import Hypothesis
@@ -105,6 +106,7 @@ def localize(
     look: str | Readout | None = None,
     size: int | None = None,
     seed: int = 0,
+    engine: Engine | None = None,
     **options: Any,
 ) -> Result:
     """Where in `subject` do the variables of `hypothesis` live, and what handle controls each?
@@ -116,7 +118,7 @@ def localize(
 
     `method` is `plot` (tokens, places, then what is inside; no training), `plot-das` (DAS added where it ended),
     `plot-layered` (neurons of every place), `das` (everywhere) or a `Method` of your own. For a `LanguageModel`,
-    `options` choose the places: layers, kinds, memory.
+    `options` choose the places: layers, kinds, memory. `engine` spreads the work (`plot_ot.engine.RayEngine`).
     """
     text = isinstance(hypothesis, Hypothesis) and isinstance(subject, LanguageModel)
     name = subject.name if isinstance(subject, LanguageModel) else type(subject).__name__
@@ -150,7 +152,7 @@ def localize(
     if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
         spoken = Spoken(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
     task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
-    study = Study(Prepared(task, name, seed, subject, splits, look, spoken=spoken))
+    study = Study(Prepared(task, name, seed, subject, splits, look, spoken=spoken), engine)
     places = subject.places
     unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
     handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
