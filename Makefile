@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser demo test test-long lint format bench docs clean
+.PHONY: setup browser demo test test-long lint format bench docs audit clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench,hf,browser]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench,hf,browser,ray]' -c constraints.txt
 	touch $@
 
 browser:  ## the browser that tests open the report in; without it they are skipped
@@ -24,7 +24,8 @@ demo: setup  ## the paper's first study on one seed: table, handles and figures 
 test: setup
 	$(BIN)/python -m pytest
 
-test-long: setup
+test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
 	$(BIN)/python -m pytest -m long
 
 lint: setup
@@ -44,14 +45,24 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/addition_ceiling.py --seeds 0 1 2 3 4 5 6 7 8 9 --widths 8 --out docs/results
 	$(BIN)/python benchmarks/addition_speed.py
 	$(BIN)/python benchmarks/language_study.py tiny
-	$(BIN)/python benchmarks/language_study.py smollm2
+	$(BIN)/python benchmarks/language_study.py smollm2 --seeds 1
 	$(BIN)/python benchmarks/language_study.py ioi
+	$(BIN)/python benchmarks/token_stage.py
+	$(BIN)/python benchmarks/token_stage.py --model smollm2 --adapter planted
+	$(BIN)/python benchmarks/language_budget.py --seeds 0 1
+	$(BIN)/python benchmarks/language_cost.py --task mcqa --adapter planted-1000 --seed 0 --tight 0.5
+	$(BIN)/python benchmarks/scale_signatures.py
+	$(BIN)/python benchmarks/ray_speed.py
 	$(BIN)/plot-ot models --fetch smollm2
 	$(BIN)/python benchmarks/decoder_speed.py --model $${PLOT_OT_CACHE:-$$HOME/.cache/plot-ot}/models/smollm2
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+audit: setup  ## known holes in what is installed; needs a network
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[audit]' -c constraints.txt
+	$(BIN)/pip-audit --skip-editable
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
