@@ -160,9 +160,9 @@ def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
 
     banks = task.draw(seed, all_right)
     tokens = lengths(torch.cat(asked))
-    beside = {"filter": Inputs(len(tokens), int(tokens.sum()), int(tokens.max()), 0)}
+    beside = {"filter": Inputs(len(tokens), int(tokens.sum()), int(tokens.max()))}
     if banks.transfer:
-        beside["transfer"] = Inputs.of(list(banks.transfer.values()), lengths)
+        beside["transfer"] = Inputs.of(list(banks.transfer.values()), lengths, shape)
     return Scene.of_shape(shape, banks.splits, len(task.data.ANSWERS), lengths, task.memory, beside)
 
 
@@ -170,8 +170,9 @@ def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
     """Tokens of prompts, by the model's tokenizer where it is at hand."""
     fetched = model_directory(task.model)
     folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
-    if task.model in TINY or not (folder / "tokenizer.json").is_file():
-        return lambda rows: words(task.render(rows))
+    tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
+    if tiny or not (folder / "tokenizer.json").is_file():
+        return lambda rows: words(task.render(rows), first=0 if tiny else 1)
     try:
         tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError) as e:

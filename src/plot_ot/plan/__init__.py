@@ -27,7 +27,7 @@ class Plan:
     responses: float
     """Resumed responses in all, forward; for DAS the most its epochs allow."""
     parts: Mapping[str, Cost]
-    """By part: `filter`, `transfer` and `recording`, shared by all methods; `signatures`, `calibration`, `das`, `test`."""
+    """By part: `filter`, `recording` and `transfer`, shared by methods; `signatures`, `calibration`, `das`, `test`."""
     seconds: Mapping[str, float]
     """By part."""
     memory: Memory

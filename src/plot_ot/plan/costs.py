@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import ceil
 
-from plot_ot.plan.counting import Count, Passes, inputs_per_shard
+from plot_ot.plan.counting import Count, Passes
 from plot_ot.plan.machine import Machine
 from plot_ot.plan.scene import Inputs, Scene
 from plot_ot.plan.shape import Shape
@@ -125,8 +125,7 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
     shape = scene.shape
     context = inputs.tokens / inputs.count
     at_once = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
-    shards = ceil(inputs.count / inputs_per_shard(scene))
-    calls = max(shards, ceil(inputs.tokens / at_once)) * shape.blocks
+    calls = max(inputs.shards, ceil(inputs.tokens / at_once)) * shape.blocks
     forward = float(inputs.tokens * shape.blocks)
     keys = inputs.bases * context * shape.blocks * shape.key_bytes
     return Cost(
@@ -137,7 +136,7 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
         sent=float(inputs.count * shape.vector_bytes),
         calls=calls,
         offload=calls * shape.block_weights * shape.itemsize,
-        units=shards,
+        units=inputs.shards,
     )
 
 
@@ -187,11 +186,11 @@ def memory(found: Count, machine: Machine) -> Memory:
     budget, most = scene.subject.memory, scene.subject.responses_per_batch
     place = 4.0 * inputs.count * shape.width
     vectors = float(inputs.count * shape.vector_bytes)
-    keys = float(inputs.bases * (inputs.longest - 1) * shape.blocks * shape.key_bytes)
+    keys = float(inputs.padded * shape.blocks * shape.key_bytes)
     on_disk = shape.language and vectors - place > budget // 4
     if on_disk:
         vectors = 3 * place  # the last vectors; one place as it was read, and put together from shards
-    elif inputs.count > inputs_per_shard(scene):
+    elif inputs.shards > 1:
         vectors *= 2
     recorded = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
     resumed = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 
-from plot_ot.engine.units import LEAST, MOST, WORK
+from plot_ot.engine.units import WORK
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
-from plot_ot.plan.scene import Scene
+from plot_ot.plan.scene import Scene, inputs_per_shard
 from plot_ot.sites import Menu, tokens
 from plot_ot.stages.base import Stage
 from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
@@ -54,11 +54,6 @@ class Passes:
     def responses(self) -> float:
         """(pair, variant) responses in all."""
         return self.pairs * self.variants * self.times
-
-
-def inputs_per_shard(scene: Scene) -> int:
-    """As `engine.units` cuts work: few inputs of a large network, many of a small one."""
-    return max(LEAST, min(MOST, WORK // max(1, scene.shape.weights)))
 
 
 Chances = dict[Place, float]
@@ -115,7 +110,7 @@ class Count:
 
     def shards(self, bank: BankRecording) -> int:
         """How many pieces a bank's pairs are cut into."""
-        return ceil(len(bank.base_rows.unique()) / inputs_per_shard(self.scene))
+        return ceil(len(bank.base_rows.unique()) / inputs_per_shard(self.scene.shape))
 
     def either(self) -> Chances:
         """The chance that a place is open to some variable, if variables keep apart as far as they can."""

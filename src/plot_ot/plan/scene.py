@@ -12,8 +12,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from plot_ot.banks import Bank, Splits, distinct_rows, row_codes
+from plot_ot.banks import Bank, Splits, first_of_each, row_codes
 from plot_ot.edits import Distinct
+from plot_ot.engine.units import LEAST, MOST, WORK
+from plot_ot.engine.units import plan as cut
 from plot_ot.errors import PlotError
 from plot_ot.plan.shape import Shape
 from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject, record
@@ -32,16 +34,30 @@ class Inputs:
     count: int
     tokens: int
     longest: int
-    bases: int
+    bases: int = 0
     """How many of them will be resumed."""
+    padded: int = 0
+    """Their tokens but the last, each as many as the longest prompt of its shard has."""
+    shards: int = 1
 
     @classmethod
-    def of(cls, banks: Sequence[Bank], lengths: Lengths) -> Inputs:
-        """Those of some banks."""
-        bases = distinct_rows(torch.cat([b.base for b in banks]))
-        rows = distinct_rows(torch.cat([bases, *(b.source for b in banks)]))
-        tokens = lengths(rows)
-        return cls(len(rows), int(tokens.sum()), int(tokens.max()), len(bases))
+    def of(cls, banks: Sequence[Bank], lengths: Lengths, shape: Shape) -> Inputs:
+        """Those of some banks, cut as the engine cuts them."""
+        shards, _ = cut(banks, inputs_per_shard(shape))
+        tokens = [lengths(s.inputs) for s in shards]
+        return cls(
+            sum(len(t) for t in tokens),
+            sum(int(t.sum()) for t in tokens),
+            max(int(t.max()) for t in tokens),
+            sum(len(s.bases) for s in shards),
+            sum(len(s.bases) * (int(t.max()) - 1) for s, t in zip(shards, tokens, strict=True)),
+            len(shards),
+        )
+
+
+def inputs_per_shard(shape: Shape) -> int:
+    """As `engine.units` has it: few inputs of a large network, many of a small one."""
+    return max(LEAST, min(MOST, WORK // max(1, shape.weights)))
 
 
 @dataclass(frozen=True)
@@ -66,10 +82,10 @@ class Scene:
         shape, banks = Shape.of_subject(subject, outputs), [splits.fit, splits.calibration, *splits.test.values()]
         if isinstance(subject, DecoderSubject):
             recordings = [hollow(subject, b) for b in banks]
-            inputs = Inputs.of(banks, lambda rows: subject.encode(rows)[1].sum(dim=1))
+            inputs = Inputs.of(banks, lambda rows: subject.encode(rows)[1].sum(dim=1), shape)
         else:
             recordings = record(subject, *banks)
-            inputs = Inputs.of(banks, lambda rows: torch.ones(len(rows), dtype=torch.long))
+            inputs = Inputs.of(banks, lambda rows: torch.ones(len(rows), dtype=torch.long), shape)
         fit, calibration, *tests = recordings
         return cls(shape, subject, fit, calibration, dict(zip(splits.test, tests, strict=True)), inputs, outputs)
 
@@ -88,7 +104,7 @@ class Scene:
         subject = Unloaded(shape, outputs, memory)
         fit, calibration, *tests = (hollow(subject, b) for b in banks)
         named = dict(zip(splits.test, tests, strict=True))
-        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths), outputs, beside or {})
+        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths, shape), outputs, beside or {})
 
     @property
     def context(self) -> float:
@@ -102,10 +118,10 @@ class Scene:
         return len(Distinct.of(recording, places).once)
 
 
-def words(texts: Sequence[str]) -> Int[Tensor, " rows"]:
-    """About as many tokens as the prompts have where their tokenizer is not at hand: words, signs, line breaks, and
-    one at the beginning."""
-    return torch.tensor([1 + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
+def words(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
+    """About as many tokens as prompts have where their tokenizer is not at hand: words, signs and line breaks, after
+    so many that most models want `first`."""
+    return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
 
 
 # -- recordings that nothing was run for --------------------------------------------------------------------------
@@ -129,13 +145,12 @@ class _Made(Mapping[str, Tensor]):
 
 def hollow(subject: Subject, bank: Bank) -> BankRecording:
     """A recording of the right shapes that nothing was run for: enough to lay out menus."""
-    code = row_codes(torch.cat([bank.base, bank.source]))
-    count = int(code.max()) + 1
+    rows = torch.cat([bank.base, bank.source])
+    code = row_codes(rows)
+    inputs = rows[first_of_each(code)]
+    store = Store(inputs, _Made(len(inputs), subject.places), torch.zeros(len(inputs), 1))
     base, source = code.split(len(bank))
-    inputs = distinct_rows(torch.cat([bank.base, bank.source]))
-    return BankRecording(
-        subject, Store(inputs, _Made(count, subject.places), torch.zeros(count, 1)), base, source, bank
-    )
+    return BankRecording(subject, store, base, source, bank)
 
 
 class Unloaded(Subject):

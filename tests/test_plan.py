@@ -1,0 +1,457 @@
+"""The planner against what runs really do: tokens through blocks, bytes kept, and its arithmetic of seconds."""
+
+import contextlib
+import gc
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import decoders
+from plot_ot import cli
+from plot_ot.cli.explain import _language_shape, language_scene
+from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.errors import PlotError
+from plot_ot.methods import Method, progressive
+from plot_ot.plan import (
+    MACHINES,
+    PRESETS,
+    Machine,
+    Memory,
+    Scene,
+    Shape,
+    Spread,
+    count,
+    hollow,
+    machine_by_name,
+    plan,
+    shape_by_name,
+    words,
+)
+from plot_ot.plan.costs import Cost
+from plot_ot.plan.scene import Unloaded
+from plot_ot.sites import blocks
+from plot_ot.stages.base import Clock
+from plot_ot.stages.calibrate import Search, correct
+from plot_ot.stages.choose import Calibrate, TrainDas
+from plot_ot.stages.das import DasSpec
+from plot_ot.stages.localize import Localize
+from plot_ot.stages.masks import TrainMask
+from plot_ot.stages.prefilter import Prefilter
+from plot_ot.study import Prepared, Study
+from plot_ot.subjects import DecoderSubject, Subject
+from plot_ot.subjects.decoder_vectors import Joined, Spilled
+from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice
+from plot_ot.tasks.text_data import Sizes
+
+transformers = pytest.importorskip("transformers")
+
+DATA = Path(__file__).parent / "data"
+CPU = Machine("plain", 1e11, 1e10, 16e9, 1e10, 1e-4, 1e11, gpu=False)
+
+
+# -- what really runs ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """Block-tokens, forward and backward, by the part of a method that runs them."""
+
+    part: str = ""
+    forward: Counter = field(default_factory=Counter)
+    backward: Counter = field(default_factory=Counter)
+
+    def add(self, tokens: int, h: torch.Tensor) -> None:
+        self.forward[self.part] += tokens
+        if h.requires_grad:
+            part = self.part
+            h.register_hook(lambda _: self.backward.update({part: tokens}))
+
+
+@contextlib.contextmanager
+def watching(subject: Subject, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Count by hooks on a decoder's blocks; small subjects run no modules, there resumed responses are counted."""
+    seen = Watch()
+
+    class Told(Clock):
+        @contextlib.contextmanager
+        def part(self, name):
+            before, seen.part = seen.part, name
+            try:
+                with super().part(name):
+                    yield
+            finally:
+                seen.part = before
+
+    with monkeypatch.context() as patch:
+        patch.setattr("plot_ot.methods.Clock", Told)
+        hooks = []
+        if isinstance(subject, DecoderSubject):
+
+            def after(_, args, output):
+                h = output[0] if isinstance(output, tuple) else output
+                seen.add(h.shape[0] * h.shape[1], h)
+
+            hooks = [block.register_forward_hook(after) for block in subject.decoder.blocks]
+        else:
+            resume = subject.resume
+
+            def counted(store, rows, start, activation, later):
+                outputs = resume(store, rows, start, activation, later)
+                seen.add(activation.shape[0] * activation.shape[1] * shape.left(start), outputs)
+                return outputs
+
+            patch.setattr(subject, "resume", counted)
+        yield seen
+        for hook in hooks:
+            hook.remove()
+
+
+def run(prepared: Prepared, method: Method, shape: Shape, monkeypatch) -> tuple[Watch, dict]:
+    """A method's own passes and its test, and where its handles are."""
+    study = Study(prepared)
+    with watching(prepared.subject, shape, monkeypatch) as seen:
+        state, _ = method.run(study.problem)
+        seen.part = "test"
+        for (v, _), recording in study.tests.items():
+            correct(recording, state.handles[v], study.problem.look)
+    places = state.places if any(len(p) == 1 for p in state.places.values()) else {}
+    return seen, dict(places) or {v: [e.place for e in h.edits][:1] for v, h in state.handles.items()}
+
+
+@pytest.fixture(scope="module")
+def heq() -> tuple[HierarchicalEquality, Scene, Prepared]:
+    task = HierarchicalEquality(size=60, strengths="units")
+    outline = task.outline(1003)
+    return task, Scene.of_subject(outline.subject, outline.splits, outline.outputs), task.prepare(1003, DATA)
+
+
+@pytest.mark.parametrize("name", ["plot", "plot-joint", "plot-layered", "full-vector", "brute-force"])
+def test_hierarchical_equality_runs_as_many_layers_as_planned(name, heq, monkeypatch):
+    """Without knowing where variables are: supports of many neurons begin at about the places that chance gives."""
+    task, scene, prepared = heq
+    seen, _ = run(prepared, task.methods()[name], scene.shape, monkeypatch)
+    planned = plan(task.methods()[name], scene, CPU)
+    assert planned.cost.forward - planned.parts["recording"].forward == pytest.approx(
+        sum(seen.forward.values()), rel=0.3
+    )
+    if "signatures" in planned.parts:
+        assert planned.parts["signatures"].forward == seen.forward["signatures"]
+
+
+@pytest.fixture(scope="module")
+def adder() -> tuple[BinaryAddition, Scene, Prepared]:
+    """An untrained network: which states are equal is a matter of its structure."""
+    task = BinaryAddition(8, 4, "first-exact")
+    outline = task.outline(1000)
+    scene = Scene.of_subject(outline.subject, outline.splits, outline.outputs)
+    other = task.outline(1000)  # another network of the same shape
+    from plot_ot.signatures import readout
+
+    return task, scene, Prepared("addition", "gru", 1000, other.subject, outline.splits, readout("sigmoid"))
+
+
+@pytest.mark.parametrize("name", ["plot", "plot-native", "plot-closed-form", "plot-das"])
+def test_addition_runs_as_many_steps_as_planned(name, adder, monkeypatch):
+    task, scene, prepared = adder
+    method = task.methods()[name]
+    short = DasSpec(batch=832, least=3, most=3)
+    method = replace(
+        method, stages=tuple(replace(s, spec=short) if isinstance(s, TrainDas) else s for s in method.stages)
+    )
+    seen, places = run(prepared, method, scene.shape, monkeypatch)
+    planned = plan(method, scene, CPU, chosen=places)
+    for part in ("signatures", "das", "test"):
+        if part in planned.parts:
+            assert planned.parts[part].forward == pytest.approx(seen.forward[part], rel=0.02), part
+    done = planned.cost.forward - planned.parts["recording"].forward
+    assert done == pytest.approx(sum(seen.forward.values()), rel=0.1)  # how many places Stage A tries is a guess
+    assert planned.cost.backward == sum(seen.backward.values())
+
+
+@pytest.fixture(scope="module")
+def mcqa() -> tuple[MultipleChoice, Scene]:
+    task = MultipleChoice("planted-1000", sizes=Sizes(40, 20, 20, 20), das_epochs=3)
+    return task, language_scene(task, _language_shape("planted-1000").as_type("float32"), 1000)
+
+
+@pytest.mark.parametrize("name", ["plot", "plot-native", "plot-das"])
+def test_questions_run_as_many_block_tokens_as_planned(name, mcqa, monkeypatch):
+    task, scene = mcqa
+    method = task.methods()[name]
+    assert {k: m.stages for k, m in task._methods(64, 6).items()}.keys() == task.methods().keys()
+    prepared = task.prepare(1000, Path())
+    with watching(prepared.subject, scene.shape, monkeypatch) as whole:
+        Study(prepared)
+    seen, places = run(prepared, method, scene.shape, monkeypatch)
+    known, before = plan(method, scene, CPU, chosen=places), plan(method, scene, CPU)
+    for part in ("signatures", "das", "test"):
+        if part in known.parts:
+            assert known.parts[part].forward == pytest.approx(seen.forward[part], rel=0.02), part
+    assert known.cost.backward == sum(seen.backward.values())
+    recorded = known.parts["recording"].forward + known.parts["transfer"].forward
+    assert recorded == pytest.approx(sum(whole.forward.values()), rel=0.05)  # prompts in a batch are padded
+    done = sum(seen.forward.values()) + sum(whole.forward.values())
+    for planned in (known, before):  # also before it is known where the variables are
+        assert planned.cost.forward - planned.parts["filter"].forward == pytest.approx(done, rel=0.3)
+
+
+def test_the_filter_asks_as_many_prompts_as_planned(mcqa, monkeypatch):
+    task, scene = mcqa
+    with watching(task.subject, scene.shape, monkeypatch) as seen:
+        task.prepare(1000, Path())
+    # a few prompts that the net answers wrong are replaced
+    assert scene.beside["filter"].tokens * 6 == pytest.approx(sum(seen.forward.values()), rel=0.1)
+
+
+def test_a_recording_is_as_large_as_planned(mcqa):
+    task, scene = mcqa
+    store = Study(task.prepare(1000, Path())).problem.fit.store
+    held = plan(task.methods()["plot"], scene, CPU).memory
+    kept = sum(a.nbytes for a in store.activations.values()) + store.final.nbytes
+    assert len(store.caches) == scene.inputs.shards
+    assert held.vectors == 2 * kept  # shards and what they are put together to
+    assert held.keys == pytest.approx(store.cache_bytes, rel=0.05)  # prompts answered wrong are replaced
+    assert not held.spilled
+    assert not held.on_disk
+
+
+def test_where_dimensions_and_places_are_chosen_later_the_plan_says_so(mcqa):
+    task, scene = mcqa
+    place = scene.shape.places[2]
+    masked = Method("masked", "", (TrainMask(), Calibrate(Search((1,), (1.0,)))))
+    assert plan(masked, scene, CPU).skipped == ("TrainMask",)
+    spread = progressive(scene.shape.places, 2)
+    assert plan(spread, scene, CPU).skipped == ()
+    few = Method("few", "", (Localize((blocks(1),), signatures=Prefilter(budget=0.1)),))
+    exact = Method("all", "", (Localize((blocks(1),)),))
+    linear, whole = (plan(m, scene, CPU).parts["signatures"] for m in (few, exact))
+    assert linear.forward < 0.2 * whole.forward
+    assert linear.backward == pytest.approx(26 * len(scene.fit.base_rows.unique()) * scene.shape.after[0])
+    das = Method("das", "", (TrainDas((8, 64), DasSpec(batch=40, most=7)),))
+    assert plan(das, scene, CPU, epochs=1).parts["das"].forward * 7 == plan(das, scene, CPU).parts["das"].forward
+    found = count(task.methods()["plot-native"], scene, {v: [place] for v in scene.fit.bank.variables})
+    assert {p.place for p in found.passes if p.part == "test"} == {place}
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "google/gemma-2-2b": (2_614_341_888, {"num_key_value_heads": 4, "head_dim": 256, "num_attention_heads": 8}),
+    "meta-llama/Llama-3.1-8B": (8_030_261_248, {"num_key_value_heads": 8, "num_attention_heads": 32}),
+    "meta-llama/Llama-3.1-70B": (70_553_706_496, {"num_key_value_heads": 8, "num_attention_heads": 64}),
+    "smollm2": (134_515_008, {"num_key_value_heads": 3, "num_attention_heads": 9}),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_published_models(name):
+    """Against the numbers of parameters that their makers publish, and transformers' own layout of the blocks."""
+    shape, (parameters, heads) = PRESETS[name], PUBLISHED[name]
+    assert shape.weights == parameters
+    make = transformers.Gemma2Config if "gemma" in name else transformers.LlamaConfig
+    config = make(
+        vocab_size=shape.columns,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.blocks,
+        tie_word_embeddings="llama" not in name.lower(),
+        dtype=torch.bfloat16,
+        **heads,
+    )
+    assert replace(Shape.of_config(name, config), name=name) == shape
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "gpt2", "qwen3", "mixtral", "gpt_neox"])
+def test_a_configuration_tells_what_the_network_has(family):
+    net = decoders.network(family)
+    shape = Shape.of_config(family, net.config)
+    assert shape.weights == sum(p.numel() for p in net.parameters())
+    assert (shape.blocks, shape.width) == (decoders.DEPTH, decoders.WIDTH)
+    subject = DecoderSubject(net, lambda rows: (rows, torch.ones_like(rows)), decoders.ANSWERS)
+    assert shape.blocks * shape.key_bytes == subject.cache_bytes(1, 2)
+    assert Shape.of_subject(subject, 3).places == subject.places == shape.places
+    if family == "mixtral":  # two of three experts
+        assert shape.products < shape.block_weights - 16 * 24
+    else:
+        matrices = sum(p.numel() for p in subject.decoder.blocks[0].parameters() if p.ndim > 1)
+        assert shape.products == matrices
+    unloaded = Unloaded(shape, len(decoders.ANSWERS), subject.memory)
+    assert unloaded.responses_per_batch == subject.responses_per_batch
+    with pytest.raises(PlotError, match="has no weights to run"):
+        unloaded.record(torch.zeros(1, 1))
+
+
+def test_shapes_by_name_and_from_a_saved_configuration(tmp_path):
+    assert shape_by_name("gemma-2-2B") is PRESETS["google/gemma-2-2b"]
+    decoders.configuration("llama").save_pretrained(tmp_path)
+    assert shape_by_name(tmp_path).blocks == decoders.DEPTH  # there are no weights
+    with pytest.raises(PlotError, match=r"There is no model at .* Shapes known without a download: google/gemma-2-2b"):
+        shape_by_name("/nowhere/at/all")
+    with pytest.raises(PlotError, match="Unknown dtype 'int4'"):
+        PRESETS["smollm2"].as_type("int4")
+
+
+def test_words_stand_for_tokens_where_there_is_no_tokenizer(mcqa):
+    task, scene = mcqa
+    rows = scene.fit.bank.base
+    assert torch.equal(
+        words(task.render(rows), first=0), task.encoder()(rows)[1].sum(dim=1)
+    )  # this net's tokens are words
+
+
+def test_a_hollow_recording_has_the_right_rows(mcqa):
+    _, scene = mcqa
+    made = hollow(scene.subject, scene.fit.bank)
+    inputs = torch.cat([scene.fit.bank.base, scene.fit.bank.source])
+    assert len(made.store.inputs) == len(inputs.unique(dim=0))
+    assert torch.equal(made.store.inputs[made.base_rows], scene.fit.bank.base)
+    assert torch.equal(made.store.inputs[made.source_rows], scene.fit.bank.source)
+
+
+# -- seconds ---------------------------------------------------------------------------------------------------
+
+GPU = Machine("gpu", 1e12, 1e11, 80e9, 1e10, 1e-3, 1e11, efficiency=0.5)
+ONE = Spread(1, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "seconds"),
+    [
+        (Cost(flops=1e12), 2.0),
+        (Cost(flops=1e12, single=1e11), 4.0),
+        (Cost(flops=1e12, moved=4e11), 8.0),
+        (Cost(flops=1e12, calls=9e3), 9.0),
+        (Cost(flops=1e12, keys=5e10), 2.0),
+    ],
+)
+def test_time_is_what_takes_longest(cost, seconds):
+    assert cost.seconds(GPU, ONE) == pytest.approx(seconds)
+
+
+def test_time_on_a_processor_is_work_and_calls():
+    assert Cost(flops=1e12, calls=1e3).seconds(replace(GPU, gpu=False), ONE) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("units", "replicas", "share"), [(1, 8, 1), (8, 8, 1 / 8), (10, 8, 2 / 10), (16, 3, 6 / 16)])
+def test_units_are_shared_out_over_replicas(units, replicas, share):
+    assert Cost(flops=1e12, units=units).seconds(GPU, Spread(1, replicas, 0.0)) == pytest.approx(2 * share)
+
+
+def test_models_lie_on_as_few_devices_as_hold_them():
+    def spread(weights: float, devices: int) -> Spread:
+        return Spread.of(Memory(weights, 1e9, False, 1e9, False, 1e9, 0.0), replace(GPU, devices=devices))
+
+    assert spread(16e9, 8) == Spread(1, 8, 0.0)
+    assert spread(141e9, 8) == Spread(2, 4, 0.0)
+    alone = spread(141e9, 1)
+    assert alone == Spread(1, 1, pytest.approx((144 - 72) / 141))
+    offloaded = Cost(flops=1.0, offload=141e9).seconds(GPU, alone)
+    assert offloaded == pytest.approx((144e9 - 72e9) / GPU.link)
+    assert Cost(flops=1.0, keys=1e10).seconds(GPU, replace(ONE, spilled=True)) == pytest.approx(1.0)
+
+
+def test_machines_by_name_measured_and_refused():
+    assert machine_by_name("h100") is MACHINES["h100"]
+    here = machine_by_name("this", width=64)
+    assert here.measured
+    assert min(here.flops, here.bandwidth, here.memory, here.call) > 0
+    assert here.changed(devices=4, flops=None).devices == 4
+    with pytest.raises(PlotError, match="Unknown machine 'h10'"):
+        machine_by_name("h10")
+    with pytest.raises(PlotError, match="flops must be above 0"):
+        here.changed(flops=0.0)
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+def told(monkeypatch, capsys, *words: str) -> dict:
+    monkeypatch.setattr(sys, "argv", ["plot-ot", "explain", *words])
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_gemma_is_planned_without_hub_or_weights(monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = ["mcqa", "--model", "google/gemma-2-2b", "--machine", "h100", "--methods", "plot,das", "--json"]
+    one, eight = (told(monkeypatch, capsys, *words, "--gpus", n) for n in ("1", "8"))
+    assert one["shape"]["weights"] == 2_614_341_888
+    plot, das = one["plans"]
+    # the paper's study, counted by hand in docs/results/gemma_shape.md
+    assert plot["parts"]["signatures"]["forward"] == 130_000
+    assert das["parts"]["das"]["forward"] == 156_000_000 / 3
+    assert sum(p["seconds"] for p in das["parts"].values()) > 50 * sum(p["seconds"] for p in plot["parts"].values())
+    for a, b in zip(one["plans"], eight["plans"], strict=True):
+        assert a["memory"] == b["memory"]
+        assert b["spread"]["replicas"] == 8
+        assert sum(p["seconds"] for p in b["parts"].values()) < sum(p["seconds"] for p in a["parts"].values())
+    slow = told(
+        monkeypatch, capsys, *words, "--flops", "1e9", "--bandwidth", "3e12", "--efficiency", "1", "--memory", "1"
+    )
+    assert slow["plans"][0]["parts"]["recording"]["seconds"] == pytest.approx(
+        plot["parts"]["recording"]["flops"] / 1e9, rel=0.01
+    )
+    assert slow["plans"][0]["memory"]["spilled"]
+
+
+# -- recordings larger than memory -----------------------------------------------------------------------------
+
+
+def recorded(memory: int) -> tuple[DecoderSubject, object]:
+    net = decoders.network("llama")
+    subject = DecoderSubject(net, lambda rows: (rows, torch.ones_like(rows)), decoders.ANSWERS, memory=memory)
+    rows = torch.randint(1, decoders.VOCABULARY, (40, 12), generator=torch.Generator().manual_seed(1000))
+    from plot_ot.subjects import record_pairs
+
+    return subject, record_pairs(subject, (rows[:20], rows[20:]))[0]
+
+
+def test_vectors_on_disk_give_the_same_responses():
+    (subject, memory), (_, disk) = recorded(1 << 30), recorded(4096)
+    assert isinstance(disk.store.activations, Spilled)
+    assert all(cache.spilled for cache in disk.store.caches)
+    assert not isinstance(memory.store.activations, Spilled)
+    assert list(disk.store.activations) == [p.name for p in subject.places]
+    for place in subject.places:
+        assert torch.equal(disk.store.activations[place.name], memory.store.activations[place.name])
+        gains = torch.linspace(0, 2, 3)[:, None].expand(-1, place.width).contiguous()
+        found = [respond(r, [EditBatch(place, Frame.identity(place.width), gains)]) for r in (memory, disk)]
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_study_with_vectors_on_disk_chooses_the_same(monkeypatch):
+    sizes = Sizes(16, 8, 8, 8)
+    large, small = (MultipleChoice("planted-1000", sizes=sizes, memory=m) for m in (1 << 30, 1 << 18))
+    studies = [Study(t.prepare(1000, Path()), shard=20) for t in (large, small)]
+    assert isinstance(studies[1].problem.fit.store.activations, Joined)
+    method = large.methods()["plot"]
+    states = [method.run(s.problem)[0] for s in studies]
+    for v, handle in states[0].handles.items():
+        other = states[1].handles[v]
+        assert handle.places == other.places
+        assert [e.gains.tolist() for e in handle.edits] == [e.gains.tolist() for e in other.edits]
+
+
+def test_the_file_goes_with_the_recording():
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    _, disk = recorded(4096)
+    del disk, _
+    gc.collect()
+    assert not before or len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_full_disk_is_said(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("plot_ot.subjects.decoder_vectors.os.pwrite", full)
+    with pytest.raises(PlotError, match=r"Recorded vectors \(.* GB\) do not fit into .*: No space left"):
+        Spilled(2, {"a": 3}, torch.device("cpu")).write("a", torch.tensor([0]), torch.ones(1, 3))
