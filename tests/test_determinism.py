@@ -20,11 +20,11 @@ TOLERANCE = 1e-4
 Small = tuple[Callable[[], Task], int, tuple[str, ...]]
 TASKS: dict[str, Small] = {
     "heq": (lambda: HierarchicalEquality("balanced", "units", 40), 1003, ("plot",)),
-    "addition": (lambda: BinaryAddition(recipe="first-exact", bases=24), 1000, ("plot-pca", "plot-das")),
+    "addition": (lambda: BinaryAddition(recipe="first-exact", bases=24), 1000, ("plot-pca", "plot-closed-form-das")),
     "mcqa": (
         lambda: MultipleChoice("tiny", das_sizes=2, das_epochs=2, sizes=Sizes(16, 8, 8, 8)),
         1000,
-        ("plot-native", "plot-das"),
+        ("plot-support-das",),
     ),
 }
 
@@ -127,14 +127,17 @@ def test_the_same_seed_gives_the_same_bits(task, first, cache):
     assert_close(first(task), outcome(task, cache), 0.0)
 
 
-@pytest.mark.parametrize("task", TASKS)
+LONG = pytest.mark.long  # two threads that wait for each other on a busy machine take their time
+
+
+@pytest.mark.parametrize("task", ["heq", pytest.param("addition", marks=LONG), pytest.param("mcqa", marks=LONG)])
 def test_another_number_of_threads_makes_the_same_choices(task, first, cache):
     again = outcome(task, cache, threads=2)
     assert choices(again) == choices(first(task))
     assert_close(couplings(again), couplings(first(task)), TOLERANCE)
 
 
-CHUNKS = [("heq", MLPSubject, 97), ("addition", GRUSubject, 61), ("mcqa", DecoderSubject, 50)]
+CHUNKS = [("heq", MLPSubject, 997), ("addition", GRUSubject, 499), ("mcqa", DecoderSubject, 50)]
 
 
 @pytest.mark.parametrize(("task", "kind", "responses"), CHUNKS, ids=lambda x: getattr(x, "__name__", str(x)))

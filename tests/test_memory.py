@@ -57,8 +57,7 @@ def edits(subject: MLPSubject, variants: int = 7) -> list[EditBatch]:
     return [EditBatch(p, Frame.identity(p.width), rand(7, variants, p.width)) for p in subject.places]
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("fits", [1, 2, 9, 35, 69, 70])
+@pytest.mark.parametrize(("fits", "error"), [(1, "CPU"), (9, "CUDA"), (35, "Python"), (69, "CPU"), (70, "CPU")])
 def test_the_responses_are_the_same_in_halves(fits, error):
     whole, cut = small(10**9), small(fits, error)
     expected, found = (respond(record_pairs(s, (BASE, SOURCE))[0], edits(s)) for s in (whole, cut))
