@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,14 @@ def test_an_embedded_net_takes_no_adapter():
 
 def test_the_tasks_share_everything_but_their_data():
     assert IndirectObject().config().keys() == MultipleChoice().config().keys() - {"questions"}
+
+
+def test_the_sweep_varies_beta_alone():
+    task = MultipleChoice("tiny")
+    swept = task.sweep()
+    assert (swept.parameter, list(swept.variants)) == ("beta", [0.03, 0.1, 0.3, 1.0, 3.0])
+    whole = task.methods()["plot"].stages
+    for beta, method in swept.variants.items():
+        first, *rest = method.stages
+        assert first == replace(whole[0], transport=replace(whole[0].transport, beta=(beta,)))
+        assert rest == list(whole[1:])

@@ -64,6 +64,19 @@ class Prepared:
     """How workers elsewhere make the network for themselves; without it, it is sent to them."""
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """A method with one parameter (`epsilon` or `beta`) at several values."""
+
+    parameter: str
+    variants: Mapping[float, Method]
+
+    @property
+    def name(self) -> str:
+        """What its unit of a run is called."""
+        return f"{self.parameter}-sweep"
+
+
 class Study:
     """Records a prepared seed once and runs methods on it.
 
@@ -147,17 +160,17 @@ class Study:
         )
         return {"records": records, "notes": notes}
 
-    def sweep_unit(self, variants: Mapping[float, Method]) -> Json:
+    def sweep_unit(self, sweep: Sweep) -> Json:
         """The same method with one parameter varied: reported, never selected from."""
         sweeps = []
-        for value, method in variants.items():
+        for value, method in sweep.variants.items():
             state, _ = method.run(self.problem)
             scores = [self._accuracy(state.handles[v], bank) for v, bank in self.tests]
             calibrated = [h.chosen["calibration_score"] for h in state.handles.values()]
             sweeps.append(
                 {
                     **self._key(method.name),
-                    "parameter": "epsilon",
+                    "parameter": sweep.parameter,
                     "value": value,
                     "accuracy": sum(scores) / len(scores),
                     "calibration": sum(calibrated) / len(calibrated),

@@ -51,6 +51,7 @@ Pairs = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pair
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: the model's own).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model.")]
+SweepBeta = Annotated[bool, typer.Option("--sweep", help="Also run plot at every β, for the stability figure.")]
 Memory = Annotated[float, typer.Option(help="GB for recordings and resumed batches, besides the weights.")]
 
 
@@ -80,6 +81,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         first_seed: First = 0,
         out: Out = Path("runs") / task.name,
         threads: Threads = 1,
+        sweep: SweepBeta = False,
         figures: Figures = True,
         detail: Detail = False,
         quiet: Quiet = False,
@@ -106,7 +108,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             **more,
         )
         crew = engine, address, workers
-        finish(configured, methods, seeds, first_seed, out, threads, False, figures, quiet, detail, crew)
+        finish(configured, methods, seeds, first_seed, out, threads, sweep, figures, quiet, detail, crew)
 
     if not reads_files:
         shown = inspect.signature(run, eval_str=True)

@@ -50,7 +50,7 @@ from plot_ot.tasks.replicas import recipe as recipe_of
 from plot_ot.version import library_versions
 
 app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
-SWEEP, CONTROLS = "epsilon-sweep", "controls"
+CONTROLS = "controls"
 
 
 @app.command("heq")
@@ -125,7 +125,7 @@ def finish(
         errors.print("Interrupted. Run the same command again to continue where it stopped.")
         raise typer.Exit(130) from None
     with run:
-        results = run.compile([*task.methods(), SWEEP])
+        results = run.compile([*task.methods()])
         run.manifest["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         run.write_manifest()
         if figures:
@@ -166,7 +166,8 @@ def _run_missing(
 ) -> None:
     if run.manifest.pop("finished", None):
         run.write_manifest()
-    units = [CONTROLS, *(m.name for m in chosen), *([SWEEP] if sweep and "plot" in {m.name for m in chosen} else [])]
+    swept = task.sweep() if sweep and "plot" in {m.name for m in chosen} else None
+    units = [CONTROLS, *(m.name for m in chosen), *([swept.name] if swept else [])]
     with Watch(errors, [(seed, u) for seed in seeds for u in units], quiet) as watch:
         for seed in seeds:
             missing = [u for u in units if not run.finished(seed, u)]
@@ -191,9 +192,9 @@ def _run_missing(
                         for handle in handles.values():
                             handle.save(run.handle_path(seed, method.name, handle.variable))
                         run.finish(seed, method.name, unit)
-            if SWEEP in missing:
-                with watch.at(seed, SWEEP):
-                    run.finish(seed, SWEEP, study.sweep_unit(task.epsilon_sweep()))
+            if swept and swept.name in missing:
+                with watch.at(seed, swept.name):
+                    run.finish(seed, swept.name, study.sweep_unit(swept))
             _note_memory(run, seed, study, engine)
 
 

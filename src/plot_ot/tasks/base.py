@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from plot_ot.banks import Splits
 from plot_ot.causal import CausalModel
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
-from plot_ot.study import Prepared
+from plot_ot.study import Prepared, Sweep
 from plot_ot.subjects import Subject
 
 
@@ -54,9 +53,9 @@ class Task(ABC):
     def random_method(self, draw: int) -> Method:
         """The search of the transport methods with a random ranking in place of a coupling."""
 
-    def epsilon_sweep(self) -> Mapping[float, Method]:
-        """The main transport method at several ε, for the stability figure."""
-        return {}
+    def sweep(self) -> Sweep | None:
+        """The main transport method with its ε or β varied, for the stability figure."""
+        return None
 
     @abstractmethod
     def prepare(self, seed: int, cache: Path) -> Prepared:

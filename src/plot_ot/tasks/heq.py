@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
 from plot_ot.stages.localize import Localize, ScoreSites, brute_force
-from plot_ot.study import Prepared
+from plot_ot.study import Prepared, Sweep
 from plot_ot.subjects import MLPSubject
 from plot_ot.tasks.base import Outline, SeedFailed, Task
 from plot_ot.transport import Transport
@@ -305,13 +304,13 @@ class HierarchicalEquality(Task):
     def random_method(self, draw: int) -> Method:
         return random_sites(draw, self._search())
 
-    def epsilon_sweep(self) -> Mapping[float, Method]:
+    def sweep(self) -> Sweep:
         def at(epsilon: float) -> Method:
             transport = Transport(epsilon=(epsilon,))
             stages = (Localize(transport=transport), Calibrate(self._search(), supports="place"))
             return Method("plot", f"plot at ε = {epsilon}", stages)
 
-        return {e: at(e) for e in (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)}
+        return Sweep("epsilon", {e: at(e) for e in (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)})
 
     def prepare(self, seed: int, cache: Path) -> Prepared:
         backbone = load_backbone(seed, cache)

@@ -28,7 +28,7 @@ from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, at_random, attribution, brute_force
 from plot_ot.stages.prefilter import Prefilter
-from plot_ot.study import Prepared, Spoken
+from plot_ot.study import Prepared, Spoken, Sweep
 from plot_ot.subjects.decoder import DecoderSubject, Encode
 from plot_ot.tasks.base import Outline, Task
 from plot_ot.tasks.filling import Filter
@@ -315,6 +315,13 @@ class LanguageTask(Task):
             replace(self._random(0, width), name="random"),
         ]
         return {m.name: m for m in methods}
+
+    def sweep(self) -> Sweep:
+        plot = self.methods()["plot"]
+        couple, select = plot.stages
+        assert isinstance(couple, Localize)  # noqa: S101
+        tried = {b: replace(couple, transport=replace(STAGE_A, beta=(b,))) for b in STAGE_A.beta}
+        return Sweep("beta", {b: replace(plot, stages=(stage, select)) for b, stage in tried.items()})
 
     def random_method(self, draw: int) -> Method:
         return self._random(draw, self.subject.decoder.width)
