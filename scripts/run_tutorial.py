@@ -29,6 +29,7 @@ def main() -> None:
             shown = output.get("data", {})
             if "text/html" in shown:
                 shown["text/html"] = CHARTS.sub("", shown["text/html"])
+                shown.pop("text/plain", None)  # all its tensors
     notebook.metadata["language_info"] = {"name": "python"}
     nbformat.write(notebook, TUTORIAL)
 
