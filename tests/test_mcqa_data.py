@@ -392,3 +392,37 @@ def test_files_that_cannot_be_read(tmp_path: object) -> None:
     assert_refused(lambda: read_questions(path.with_suffix(".json")), ["damaged"])
     path.with_suffix(".parquet").write_bytes(b"x")
     assert_refused(lambda: read_questions(path.with_suffix(".parquet")), ["damaged"])
+
+
+def test_questions_come_from_a_data_set_on_the_hub(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    prompts = render(draw_rows(2, generator()))
+    files = {}
+    for name, prompt in zip(("four/train.jsonl", "four/test.jsonl"), prompts, strict=True):
+        folder = tmp_path / name.split("/")[1].split(".")[0]  # type: ignore[operator]
+        folder.mkdir()
+        files[name] = written(folder, [entry(prompt, answer(prompt)[1])], ".jsonl")
+    asked = []
+
+    def listed(repo: str, repo_type: str) -> list[str]:
+        asked.append((repo, repo_type))
+        return ["README.md", *files]
+
+    monkeypatch.setattr(hub, "list_repo_files", listed)
+    monkeypatch.setattr(hub, "hf_hub_download", lambda repo, name, repo_type: str(files[name]))
+    assert render(read_questions("owner/copycolors").rows) == [prompts[1], prompts[0]]  # by file name
+    assert render(read_questions("owner/copycolors:four/train").rows) == [prompts[0]]
+    assert asked == [("owner/copycolors", "dataset")] * 2
+    with pytest.raises(PlotError, match="no questions under 'five'"):
+        read_questions("owner/copycolors:five")
+
+
+def test_a_data_set_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fails(*_: object, **__: object) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(hub, "list_repo_files", fails)
+    with pytest.raises(PlotError, match="cannot be had from the hub as a data set: no route Check"):
+        read_questions("owner/copycolors")

@@ -22,7 +22,7 @@ class MultipleChoice(LanguageTask):
     """The paper's third study, configured."""
 
     questions: str | None = None
-    """A file of questions in the public `copycolors_mcqa` format, in place of generated ones."""
+    """A file or hub data set of questions in the public `copycolors_mcqa` format, in place of generated ones."""
     name = "mcqa"
     summary = "multiple-choice questions: pointer and letter in a language model (paper, Section 4.3)"
     data: ClassVar[TextData] = mcqa_data

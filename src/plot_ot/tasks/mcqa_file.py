@@ -1,4 +1,4 @@
-"""The public copy-colour questions (`copycolors_mcqa`, MIB and those in its format), read from a local file.
+"""The public copy-colour questions (`copycolors_mcqa`, MIB and those in its format), from a local file or the hub.
 
 Every entry has `prompt` (the whole prompt) or `question` (its first line), `choices` = {`label`: [...], `text`: [...]},
 perhaps `answerKey` (the index of the right choice, or its label), and perhaps entries of the same form under
@@ -23,6 +23,7 @@ from plot_ot.tasks.mcqa_data import FAMILIES
 from plot_ot.tasks.mcqa_text import COL, COLOURS, LETTERS, LEXICON, OPTIONS, SYM, Lexicon, check_rows, render
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<folder>[\w./-]+))?")
 _QUESTION = re.compile(r"(?P<noun>.+?) (?P<verb>is|are) (?P<colour>\w+)\. What color (?P=verb) (?P<again>.+)\?")
 
 
@@ -36,13 +37,18 @@ class PublicQuestions:
     lexicon: Lexicon
 
 
-def read_questions(path: str | Path) -> PublicQuestions:
-    """All entries of a .json, .jsonl or .parquet file; an entry that does not fit is refused, none is left out."""
-    path = Path(path)
-    reader = _Reader(path)
+def read_questions(source: str | Path) -> PublicQuestions:
+    """All entries of a .json, .jsonl or .parquet file, or of a data set on the hub (`owner/name`, or with one of its
+    folders or splits `owner/name:4_answer_choices/test`); an entry that does not fit is refused, none is left out."""
+    hub = HUB_ID.fullmatch(str(source))
+    if hub and not Path(source).exists() and not str(source).endswith(SUFFIXES):
+        files = _fetched(hub["repo"], hub["folder"] or "")
+    else:
+        files = [Path(source)]
+    reader, path = _Reader(Path(source)), Path(source)
     base: list[list[int]] = []
     pairs: dict[str, list[tuple[list[int], list[int]]]] = {}
-    for number, entry in enumerate(_entries(path)):
+    for number, entry in enumerate(entry for file in files for entry in _entries(file)):
         base.append(reader.row(entry, f"entry {number}"))
         for family in FAMILIES:
             other = entry.get(f"{family}_counterfactual")
@@ -53,6 +59,28 @@ def read_questions(path: str | Path) -> PublicQuestions:
         raise PlotError(f"{path} holds no questions.")
     together = {f: (torch.tensor([b for b, _ in p]), torch.tensor([s for _, s in p])) for f, p in pairs.items()}
     return PublicQuestions(torch.tensor(base), together, reader.lexicon)
+
+
+def _fetched(repo: str, folder: str) -> list[Path]:
+    """The files of a data set on the hub that hold questions, fetched once into the hub's own cache."""
+    try:
+        from huggingface_hub import hf_hub_download, list_repo_files
+    except ImportError:
+        raise PlotError("Data sets on the hub need the `hf` extra: pip install 'plot-ot[hf]'.") from None
+    try:
+        listed = list_repo_files(repo, repo_type="dataset")
+        found = [f for f in sorted(listed) if f.endswith(SUFFIXES) and f.startswith(folder)]
+        fetched = [Path(hf_hub_download(repo, f, repo_type="dataset")) for f in found]
+    except Exception as e:  # a missing network, name or permission fails in many ways
+        reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        raise PlotError(
+            f"'{repo}' is no file here and cannot be had from the hub as a data set: {reason} Check the name and the "
+            f"network, or give the path of a local copy."
+        ) from e
+    if not fetched:
+        held = ", ".join(f for f in sorted(listed) if f.endswith(SUFFIXES)) or "none"
+        raise PlotError(f"The data set '{repo}' has no questions under '{folder}'. Files that could hold some: {held}.")
+    return fetched
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
