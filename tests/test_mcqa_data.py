@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from plot_ot.banks import distinct_rows
+from plot_ot.errors import PlotError
 from plot_ot.tasks.mcqa_data import (
     FAMILIES,
     LATER_LETTERS,

@@ -33,7 +33,8 @@ from plot_ot.tasks.text_data import Sizes
 from plot_ot.tasks.tiny import TINY
 
 Questions = Annotated[
-    str | None, typer.Option(help="Questions in the public copycolors_mcqa format: .json, .jsonl, .parquet, or a hub data set.")
+    str | None,
+    typer.Option(help="Questions in the public copycolors_mcqa format: .json, .jsonl, .parquet, or a hub data set."),
 ]
 Model = Annotated[
     str, typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file ('tiny' ships with us).")
