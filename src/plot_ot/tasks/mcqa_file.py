@@ -37,15 +37,15 @@ class PublicQuestions:
     lexicon: Lexicon
 
 
-def read_questions(source: str | Path) -> PublicQuestions:
+def read_questions(at: str | Path) -> PublicQuestions:
     """All entries of a .json, .jsonl or .parquet file, or of a data set on the hub (`owner/name`, or with one of its
     folders or splits `owner/name:4_answer_choices/test`); an entry that does not fit is refused, none is left out."""
-    hub = HUB_ID.fullmatch(str(source))
-    if hub and not Path(source).exists() and not str(source).endswith(SUFFIXES):
+    hub = HUB_ID.fullmatch(str(at))
+    if hub and not Path(at).exists() and not str(at).endswith(SUFFIXES):
         files = _fetched(hub["repo"], hub["folder"] or "")
     else:
-        files = [Path(source)]
-    reader, path = _Reader(Path(source)), Path(source)
+        files = [Path(at)]
+    reader, path = _Reader(Path(at)), Path(at)
     base: list[list[int]] = []
     pairs: dict[str, list[tuple[list[int], list[int]]]] = {}
     for number, entry in enumerate(entry for file in files for entry in _entries(file)):
