@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import plot_ot
+from nets import PARITIES, PARITY_ROWS, random_parities
 from plot_ot.report.page import write_page
 from plot_ot.report.serve import Server
 from report_runs import FAMILIES, NASTY, SPOKEN, VARIABLES, records, text_run
@@ -176,6 +178,28 @@ def test_it_prints(browser, report):
     SHOTS.mkdir(parents=True, exist_ok=True)
     (SHOTS / "printed.pdf").write_bytes(base64.b64decode(printed["data"]))
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+    assert complaints(browser) == []
+
+
+def test_a_result_in_a_notebook_shows_the_same_charts(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 3)
+    net, _ = random_parities(1000, aligned=True)
+    result = plot_ot.localize(plot_ot.MLPSubject(net), PARITIES, PARITY_ROWS, size=200)
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!doctype html><meta charset=utf-8><body>{result._repr_html_()}", encoding="utf-8")
+    look(browser)
+    browser.get_log("browser")
+    browser.get(cell.as_uri())
+    assert "placed and compact" in one(browser, ".plot-ot-result").text
+    click(browser, "details > summary")
+    browser.switch_to.frame(one(browser, "details iframe"))
+    try:
+        soon(browser, lambda: every(browser, "figure[data-chart=coupling] .plot svg.main-svg"))
+        assert len(every(browser, "#zoom-drawing .stage")) == 2
+        assert "left" in one(browser, "#summary .cards:not([hidden])").text
+    finally:
+        browser.switch_to.default_content()
+    keep(browser, "notebook")
     assert complaints(browser) == []
 
 
