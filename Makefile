@@ -45,6 +45,7 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/addition_ceiling.py --seeds 0 1 2 3 4 5 6 7 8 9 --widths 8 --out docs/results
 	$(BIN)/python benchmarks/addition_speed.py
 	$(BIN)/python benchmarks/language_study.py tiny
+	$(BIN)/python benchmarks/language_study.py settings
 	$(BIN)/python benchmarks/language_study.py smollm2 --seeds 1
 	$(BIN)/python benchmarks/language_study.py ioi
 	$(BIN)/python benchmarks/token_stage.py

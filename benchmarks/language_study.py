@@ -3,6 +3,7 @@
 python benchmarks/language_study.py tiny       # MCQA on the six embedded nets
 python benchmarks/language_study.py smollm2    # MCQA on SmolLM2 with the planted and with the plain adapter
 python benchmarks/language_study.py ioi        # indirect object identification on SmolLM2 as it is
+python benchmarks/language_study.py settings   # φ, shared (ε, β), the paper's calibration: the embedded planted nets
 """
 
 from __future__ import annotations
@@ -159,14 +160,56 @@ def study(models: Mapping[str, Sequence[str]], task: str, args: argparse.Namespa
     return {name: run_study(task, [*options, *seeds], args.runs / f"{task}-{name}") for name, options in models.items()}
 
 
+SETTINGS = {
+    "as it is": [],
+    "φ: family means": ["--phi", "family"],
+    "φ: probabilities": ["--phi", "probability"],
+    "one (ε, β) for all": ["--grid", "shared"],
+    "calibrated on sensitive pairs (paper)": ["--calibration", "paper"],
+}
+"""Each varies one choice of the language studies."""
+TRANSPORT = ("plot", "plot-native", "plot-pca", "plot-closed-form")
+
+
+def settings_page(args: argparse.Namespace) -> list[str]:
+    """The transport methods on the planted nets under every setting."""
+    nets = [name for name, condition in TINY.items() if condition == "planted"]
+    seeds = ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed), "--methods", ",".join(TRANSPORT)]
+    rows = []
+    for k, (said, options) in enumerate(SETTINGS.items()):
+        runs = [run_study("mcqa", ["--model", n, *options, *seeds], args.runs / f"mcqa-setting{k}-{n}") for n in nets]
+        found = [run.results() for run in runs]
+        cells = []
+        for method in TRANSPORT:
+            mine = [r for results in found for r in results["records"] if r["method"] == method]
+            pointer = [r["accuracy"] for r in mine if (r["variable"], r["bank"]) == ("answer_pointer", "sensitivity")]
+            whole = [x for results in found for x in average_by_seed(results, method).values()]
+            cells.append(f"{mean_sd(whole)} ({fmean(pointer):.3f})")
+        rows.append([said, *cells])
+    about = (
+        f"Multiple choice on {', '.join(nets)}, {args.seeds} seed(s) from {args.first_seed}. Average over both variables' "
+        "sensitivity and invariance, mean ± population sd over nets and seeds; in brackets the pointer's sensitivity."
+    )
+    head = ["setting", *(f"`{m}`" for m in TRANSPORT)]
+    return ["# Choices of the language studies", "", "Made by `python benchmarks/language_study.py settings`.", ""] + [
+        about,
+        "",
+        *markdown(head, rows),
+        "",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("tiny", "smollm2", "ioi"))
+    parser.add_argument("what", choices=("tiny", "smollm2", "ioi", "settings"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
+    if args.what == "settings":
+        (args.results / "mcqa_settings.md").write_text("\n".join(settings_page(args)), encoding="utf-8")
+        return
     if args.what == "tiny":
         models: dict[str, list[str]] = {name: ["--model", name] for name in TINY}
         planted: Planted = TINY_PLANTED
