@@ -186,15 +186,16 @@ def settings_page(args: argparse.Namespace) -> list[str]:
             whole = [x for results in found for x in average_by_seed(results, method).values()]
             cells.append(f"{mean_sd(whole)} ({fmean(pointer):.3f})")
         rows.append([said, *cells])
-    about = (
-        f"Multiple choice on {', '.join(nets)}, {args.seeds} seed(s) from {args.first_seed}. Average over both variables' "
-        "sensitivity and invariance, mean ± population sd over nets and seeds; in brackets the pointer's sensitivity."
-    )
-    head = ["setting", *(f"`{m}`" for m in TRANSPORT)]
-    return ["# Choices of the language studies", "", "Made by `python benchmarks/language_study.py settings`.", ""] + [
-        about,
+    return [
+        "# Choices of the language studies",
         "",
-        *markdown(head, rows),
+        "Made by `python benchmarks/language_study.py settings`.",
+        "",
+        f"Multiple choice on {', '.join(nets)}, {args.seeds} seed(s) from {args.first_seed}. Average over both "
+        "variables' sensitivity and invariance, mean ± population sd over nets and seeds; in brackets the pointer's "
+        "sensitivity.",
+        "",
+        *markdown(["setting", *(f"`{m}`" for m in TRANSPORT)], rows),
         "",
     ]
 
