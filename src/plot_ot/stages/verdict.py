@@ -19,6 +19,8 @@ from plot_ot.stages.calibrate import correct
 from plot_ot.subjects import BankRecording, Place, Subject
 
 MARGIN, COMPACT_LOSS, INVARIANCE, LEAST, DRAWS = 0.05, 0.02, 0.9, 10, 1000
+OUTPUT = 0.9
+"""Share of pairs on which a place patched whole must set an output variable to be called its earliest place."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,7 @@ def judge(
     variable, subject = handle.variable, sensitivity.subject
     power = sensitivity.bank.power(variable)
     if power.is_output:
-        sentence = (
-            f"{variable}: an output variable (its label always equals the source's answer); copying it proves nothing."
-        )
-        return Verdict(variable, "output variable", sentence, {"pairs": power.pairs})
+        return _output_variable(variable, sensitivity, look)
     gaps = power.missing(LEAST)
     if gaps:
         sentence = f"{variable}: undecidable with these pairs; too few {'; '.join(gaps)}."
@@ -226,6 +225,23 @@ def judge(
     status = "placed and compact" if compact else "placed"
     size = f", compact in {handle.size} of {evidence['width']} dimensions" if compact else ""
     return Verdict(variable, status, f"{variable}: placed in {where}{size}; {numbers}.", evidence)
+
+
+def _output_variable(variable: str, sensitivity: BankRecording, look: Readout) -> Verdict:
+    """A variable that copying the source also sets: all there is to say is from where on a patch does it."""
+    subject, reached = sensitivity.subject, 0.0
+    said = f"{variable}: an output variable (its label always equals the source's answer); copying it proves nothing."
+    for place in subject.places:
+        right = correct(sensitivity, full_patch(variable, [place], subject), look)
+        reached = max(reached, float(right.double().mean()))
+        if reached >= OUTPUT:
+            said += f" The earliest place that sets it, patched whole, is {place.name} ({reached:.3f})."
+            break
+    else:
+        said += f" No place patched whole sets it on {OUTPUT:.0%} of the pairs (at best {reached:.3f})."
+    return Verdict(
+        variable, "output variable", said, {"pairs": sensitivity.bank.power(variable).pairs, "patch": reached}
+    )
 
 
 def _capital(text: str) -> str:
