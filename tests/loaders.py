@@ -216,6 +216,7 @@ LOADERS = [
         "x.json",
         _text("x.json", json.dumps([QUESTION] * 2)),
         lambda f: read_questions(f / "x.json"),
+        waits=RECURSION,
     ),
     Loader(
         "questions as JSON lines",
