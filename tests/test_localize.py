@@ -1,7 +1,4 @@
-"""One call from a causal model and a network to handles and verdicts; and the README's own example."""
-
-import re
-from pathlib import Path
+"""One call from a causal model and a network to handles and verdicts."""
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ import plot_ot
 from plot_ot.errors import PlotError
 
 ROWS = torch.cartesian_prod(*[torch.arange(2)] * 8)
-README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -86,14 +82,3 @@ def test_a_network_that_does_not_solve_the_task_is_refused():
 def test_an_unknown_method_is_refused_with_the_legal_ones():
     with pytest.raises(PlotError, match="Legal: plot, plot-das, plot-layered, das"):
         plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, method="dsa")
-
-
-def test_the_readmes_example_runs_and_finds_what_it_says(tmp_path, monkeypatch, capsys):
-    [code] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
-    assert capsys.readouterr().out.startswith("left: placed in layer1, compact in ")
-    assert names["swapped"].shape == (4, 2)
-    neurons = plot_ot.localize(names["subject"], names["causal"], names["inputs"])
-    assert {v["status"] for v in neurons.verdicts.values()} == {"not localized"}
