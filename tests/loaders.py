@@ -24,9 +24,9 @@ from plot_ot.adapters import ADAPTER_FILES, digest_weights, load_adapter, read_r
 from plot_ot.edits import Frame
 from plot_ot.exchange import from_causalab, from_mib, from_pyvene, to_causalab, to_mib, to_pyvene
 from plot_ot.handles import Edit, Handle
+from plot_ot.hypotheses.pairs import read_pairs
 from plot_ot.models import FORMAT as MODEL_FORMAT
 from plot_ot.models import MANIFEST, check_directory, hash_file
-from plot_ot.pairs import read_pairs
 from plot_ot.report.page import page
 from plot_ot.runs import RunDirectory, write_json
 from plot_ot.sae import load_sae

@@ -12,12 +12,12 @@ from plot_ot import cli
 from plot_ot.banks import Bank
 from plot_ot.causal import CausalModel
 from plot_ot.checking import check
-from plot_ot.hypothesis import Hypothesis
+from plot_ot.hypotheses.hypothesis import Hypothesis
 from refusals import assert_refused
 
 TASK = """
 import random
-from plot_ot.hypothesis import Hypothesis
+from plot_ot.hypotheses.hypothesis import Hypothesis
 
 hypothesis = Hypothesis(
     template="{noun} {colour}.\\n{symbol0}. {colour0}\\n{symbol1}. {colour1}\\nAnswer:",

@@ -168,7 +168,11 @@ def test_a_model_that_cannot_be_resumed_runs_whole_through_hooks() -> None:
     hook = block.register_forward_hook(lambda _, __, out: kept.append(out[0][:, -1].clone()))
     model(source)
     hook.remove()
-    hook = block.register_forward_hook(lambda _, __, out: [out[0][:, -1].copy_(kept[0])] and None)
+
+    def patch(_: object, __: object, out: tuple[Tensor, ...]) -> None:
+        out[0][:, -1].copy_(kept[0])
+
+    hook = block.register_forward_hook(patch)
     expected = model(base).logits[:, -1]
     hook.remove()
     assert relative(found, expected) < 1e-5

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plot_ot.banks import Bank
-from plot_ot.hypothesis import Hypothesis
-from plot_ot.prompts import token_spans, unsaid
+from plot_ot.hypotheses.hypothesis import Hypothesis
+from plot_ot.hypotheses.prompts import token_spans, unsaid
+from plot_ot.hypotheses.templates import Template
 from plot_ot.subjects import ModuleSubject
 from plot_ot.tasks import mcqa_data
 from plot_ot.tasks.mcqa_text import COLOURS, COLUMNS, LETTERS, LEXICON, render
 from plot_ot.tasks.tiny import build_tokenizer
-from plot_ot.templates import Template
 from refusals import assert_refused
 
 SMOLLM2 = Path.home() / ".cache/plot-ot/models/smollm2"

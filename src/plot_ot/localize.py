@@ -16,13 +16,13 @@ from plot_ot.causal import CausalModel, same
 from plot_ot.engine import Engine
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
-from plot_ot.hypothesis import Hypothesis
+from plot_ot.hypotheses.hypothesis import Hypothesis
+from plot_ot.hypotheses.pairs import PairTable, read_pairs
+from plot_ot.hypotheses.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.methods import Method, layered, progressive, random_progressive
 from plot_ot.models import LanguageModel, resolve
-from plot_ot.pairs import PairTable, read_pairs
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, readout
-from plot_ot.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.stages.choose import TrainDas
 from plot_ot.study import Prepared, Spoken, Study
 from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject

@@ -20,7 +20,7 @@ from plot_ot.causal import CausalModel
 from plot_ot.checking import Checkup, Example, check
 from plot_ot.cli.common import console
 from plot_ot.errors import PlotError
-from plot_ot.hypothesis import Hypothesis
+from plot_ot.hypotheses.hypothesis import Hypothesis
 from plot_ot.models import PACKAGED, model_directory
 from plot_ot.report import tables
 from plot_ot.subjects.decoder_shape import transformers_library

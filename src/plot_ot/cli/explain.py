@@ -13,10 +13,10 @@ from torch import Tensor
 
 from plot_ot.cli.common import Bits, First, Methods, Sampler, Size, SplitName, Strengths, Width, console
 from plot_ot.errors import PlotError, unknown
+from plot_ot.hypotheses.prompts import encode
 from plot_ot.methods import Method, pick
 from plot_ot.models import LanguageModel, model_directory
 from plot_ot.plan import Inputs, Machine, Plan, Scene, Shape, machine_by_name, plan, shape_by_name, words
-from plot_ot.prompts import encode
 from plot_ot.report import tables
 from plot_ot.subjects.decoder_shape import transformers_library
 from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice, Task

@@ -14,9 +14,9 @@ from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer
 from plot_ot.cli.common import Quiet, Threads, console, errors
 from plot_ot.cli.language import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError
-from plot_ot.hypothesis import Hypothesis
+from plot_ot.hypotheses.hypothesis import Hypothesis
+from plot_ot.hypotheses.pairs import read_pairs
 from plot_ot.localize import load_subject, localize
-from plot_ot.pairs import read_pairs
 from plot_ot.subjects import Subject
 
 Numbers = Annotated[str | None, typer.Option(help="Blocks to look at, such as 10-20 or 3,5,7 (default: all).")]

@@ -18,9 +18,9 @@ from typing import Any
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from plot_ot import prompts
 from plot_ot.errors import PlotError
-from plot_ot.prompts import Encoded
+from plot_ot.hypotheses import prompts
+from plot_ot.hypotheses.prompts import Encoded
 
 OPTIONS = 4
 COLUMNS = ("object", "plural", "template", "colour", *(f"{name}{i}" for name in ("Col", "Sym") for i in range(1, 5)))

@@ -1,0 +1,1 @@
+"""Hypotheses in plain Python: functions of dicts, prompts and answers, pairs from anywhere, splits without overlap."""
