@@ -19,6 +19,8 @@ from plot_ot.plan.scene import Inputs, Scene
 from plot_ot.plan.shape import Shape
 from plot_ot.subjects.decoder import LEAST_AT_ONCE, RECORDED_AT_ONCE, RESUMED_AT_ONCE
 
+ALLOCATOR = 2.0
+"""How many times what a pass needs a CPU's allocator holds, because it keeps some of what was given back."""
 FULL = 0.9
 """Share of a device's memory that weights and batches may take."""
 
@@ -194,20 +196,26 @@ def memory(found: Count, machine: Machine) -> Memory:
         vectors *= 2
     recorded = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
     resumed = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))
-    batch = _pass_bytes(shape, min(inputs.tokens, recorded), scene.context)
+    habit = 1.0 if machine.gpu else ALLOCATOR
+    batch = habit * _pass_bytes(shape, min(inputs.tokens, recorded), scene.context)
     for p in found.passes:
         responses = min(p.pairs * p.variants, most)
         # edited vectors and a copy of a part; base and source by pair; to tell equal states apart, 64-bit words
-        held = 8.0 * p.place.width * (responses + p.pairs) + _pass_bytes(shape, min(responses, resumed), scene.context)
+        held = 8.0 * p.place.width * (responses + p.pairs)
+        held += habit * _pass_bytes(shape, min(responses, resumed), scene.context)
         if p.backward:
             held += min(responses * shape.left(p.place) * graph_bytes(shape), budget / 2)
         batch = max(batch, held, 6 * place)
+    # a shard has its inputs' share of the budget, also shards of sources, which keep no keys
+    room = (
+        (budget - budget // 4 - (place if on_disk else inputs.count * shape.vector_bytes)) * inputs.bases / inputs.count
+    )
     return Memory(
         float(shape.weight_bytes),
         vectors,
         on_disk,
         keys,
-        shape.language and keys > budget - budget // 4 - (place if on_disk else inputs.count * shape.vector_bytes),
+        shape.language and keys > room,
         float(batch),
         float(max((_frame_bytes(p, found) for p in found.passes if p.rank), default=0.0)),
     )
@@ -217,7 +225,7 @@ def tokens_at_once(scene: Scene, machine: Machine, most: int) -> int:
     """Tokens, or responses of a small network, that run together."""
     if not scene.shape.language:
         return 1 << 13
-    token = (8 * scene.shape.width + 3 * scene.shape.inner) * scene.shape.itemsize
+    token = (8 * scene.shape.width + 3 * max(scene.shape.width, scene.shape.inner)) * scene.shape.itemsize
     return min(most, max(LEAST_AT_ONCE, scene.subject.memory // 4 // token))
 
 
@@ -238,10 +246,12 @@ def _frame_bytes(p: Passes, found: Count) -> float:
 
 
 def _activation_bytes(shape: Shape) -> int:
-    """About what a token's way through a block writes and reads besides weights and keys."""
+    """About what a token's way through a block writes and reads besides weights and keys; small nets stay in cache."""
+    if not shape.language:
+        return 0
     return shape.itemsize * (12 * shape.width + 4 * shape.inner)
 
 
 def _pass_bytes(shape: Shape, tokens: int, context: float) -> float:
     """What so many tokens hold on their way through a block: residuals, the widest vectors, attention weights."""
-    return tokens * (shape.itemsize * (8 * shape.width + 3 * shape.inner) + 8 * shape.heads * context)
+    return tokens * (shape.itemsize * (4 * shape.width + 3 * shape.inner) + 8 * shape.heads * context)

@@ -1,7 +1,8 @@
 """Walk through a method's stages and count the passes they make, before anything runs.
 
 Which places a stage will keep is not known. So each place is open to a variable with some chance, and counts are
-expected ones: after Stage A a variable is anywhere with equal chance, unless the caller says where.
+expected ones: after Stage A a variable is anywhere with equal chance, in a language model the later the likelier (what
+a last token knows, it knows late), unless the caller says where.
 """
 
 from __future__ import annotations
@@ -122,9 +123,11 @@ class Count:
         for v, own in self.open.items():
             if self.chosen is not None:
                 self.open[v] = dict.fromkeys(self.chosen[v], 1.0)
-            else:
-                total = sum(own.values())
-                self.open[v] = {p: min(1.0, chance * keep / total) for p, chance in own.items()}
+                continue
+            rising = self.scene.shape.language
+            likely = {p: chance * (n + 1 if rising else 1) for n, (p, chance) in enumerate(own.items())}
+            total = sum(likely.values())
+            self.open[v] = {p: min(1.0, x * keep / total) for p, x in likely.items()}
 
     def menu_sizes(self, menu: Menu, places: Sequence[Place]) -> list[tuple[Place, int]]:
         """Sites of a menu by the place where they are resumed; equally wide places have equally many."""

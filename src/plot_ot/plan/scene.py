@@ -74,6 +74,7 @@ class Scene:
     """Candidate answers."""
     beside: Mapping[str, Inputs] = field(default_factory=dict)
     """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`."""
+    _classes: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of_subject(cls, subject: Subject, splits: Splits, outputs: int) -> Scene:
@@ -113,9 +114,15 @@ class Scene:
 
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
         """Pairs that edits at some places can tell apart: each of them runs once."""
-        if self.shape.language:  # a last token's state holds the whole prompt
-            return len(torch.stack([recording.base_rows, recording.source_rows], dim=1).unique(dim=0))
-        return len(Distinct.of(recording, places).once)
+        # a language model's last token holds the whole prompt, whatever the place
+        key = recording.bank.name, *(() if self.shape.language else (p.name for p in places))
+        if key not in self._classes:
+            if self.shape.language:
+                pairs = torch.stack([recording.base_rows, recording.source_rows], dim=1)
+                self._classes[key] = len(pairs.unique(dim=0))
+            else:
+                self._classes[key] = len(Distinct.of(recording, places).once)
+        return self._classes[key]
 
 
 def words(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:

@@ -113,7 +113,7 @@ class Shape:
             heads=heads,
             groups=int(getattr(text, "num_key_value_heads", None) or heads),
             head_width=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
-            inner=max(max(p.shape[-2:]) for _, p in matrices),
+            inner=int(getattr(text, "intermediate_size", None) or max(max(p.shape[-2:]) for _, p in matrices)),
             itemsize=BYTES.get(dtype, 4),
             language=True,
         )
