@@ -95,25 +95,28 @@ class Planted:
         return [draw_pairs(self.causal, pool, "balanced", n, generator) for pool, n in zip(pools, sizes, strict=True)]
 
 
-def planted_plane(seed: int = 0) -> Planted:
-    """y = (p + q) mod 3 with p = x0, q = x1: `layer1` holds p, q and two distractors in four rotated planes.
+def planted_plane(seed: int = 0, distractors: int = 2) -> Planted:
+    """y = (p + q) mod 3 with p = x0, q = x1: `layer1` holds p, q and distractors in as many rotated planes.
 
     A value is a corner of a triangle in its plane; `layer2` detects the nine (p, q).
     """
     angles = torch.arange(3) * 2 * math.pi / 3
     triangle = torch.stack([angles.cos(), angles.sin()])
-    rotation = orthonormal(seed, 8, 8)
+    planes = 2 + distractors
+    rotation = orthonormal(seed, 2 * planes, 2 * planes)
     detect = torch.stack([torch.cat([triangle[:, i], triangle[:, j]]) for i in range(3) for j in range(3)])
     vote = torch.stack([torch.tensor([float((i + j) % 3 == y) for i in range(3) for j in range(3)]) for y in range(3)])
     net = _network(
         [
-            (rotation @ torch.block_diag(*[triangle] * 4), torch.zeros(8), nn.Identity()),
+            (rotation @ torch.block_diag(*[triangle] * planes), torch.zeros(2 * planes), nn.Identity()),
             (4 * detect @ rotation[:, :4].T, torch.full((9,), -5.0), nn.Softplus()),
             (3 * vote, torch.zeros(3), None),
         ]
     )
     causal = CausalModel(
-        ["x0", "x1", "x2", "x3"], {"p": lambda x0: x0, "q": lambda x1: x1, "y": lambda p, q: (p + q) % 3}, "y"
+        [f"x{k}" for k in range(planes)],
+        {"p": lambda x0: x0, "q": lambda x1: x1, "y": lambda p, q: (p + q) % 3},
+        "y",
     )
     truth = {"p": rotation[:, :2], "q": rotation[:, 2:4]}
     return Planted(MLPSubject(net, encode=_one_hots(3)), causal, 3, truth)

@@ -58,7 +58,7 @@ def found(kind: str, seed: int) -> bool:
         top = {int(site.split("[")[1].rstrip("]")) for site in result.zoom("left")[-1:]}
         right = handle.places == ["layer1"] and top <= planted
     elif kind == "subspace":
-        plant = planted_plane(seed)
+        plant = planted_plane(seed, distractors=4)
         rows = torch.cartesian_prod(*[torch.arange(plant.levels)] * len(plant.causal.inputs))
         result = plot_ot.localize(plant.subject, plant.causal, rows, seed=seed)
         right = all(overlap(result.handles[v], plant.truth[v]) >= 0.9 for v in "pq")  # type: ignore[arg-type]

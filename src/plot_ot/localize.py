@@ -21,6 +21,7 @@ from plot_ot.hypotheses.pairs import PairTable, read_pairs
 from plot_ot.hypotheses.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.methods import Method, layered, progressive, random_progressive
 from plot_ot.models import LanguageModel, resolve
+from plot_ot.report.summary import flag_name
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, readout
 from plot_ot.stages.choose import TrainDas
@@ -156,8 +157,8 @@ def localize(
     places = subject.places
     unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
     handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
-    flags = sorted({f for c in unit["couplings"] for f in c["flags"]})
-    notes = [said, *([f"couplings warn: {', '.join(flags)}"] if flags else [])]
+    flags = sorted({flag_name(f) for c in unit["couplings"] for f in c["flags"]})
+    notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: v for v in unit.get("verdicts", [])}
     config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
     seconds = unit["runtimes"][0]["seconds"]

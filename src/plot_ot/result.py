@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from plot_ot.version import library_versions
 CONTROLS = "controls"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """Handles by variable, with what the test banks say about them."""
 
@@ -30,10 +30,10 @@ class Result:
     verdicts: Mapping[str, Json]
     records: Sequence[Json]
     seconds: float
-    unit: Json = field(repr=False)
+    unit: Json
     """All that was measured, as in a run directory."""
-    controls: Json = field(repr=False)
-    config: Json = field(repr=False)
+    controls: Json
+    config: Json
     notes: Sequence[str] = ()
     """What happened on the way that a reader should know: rows left out, what the couplings warn of."""
 
@@ -62,6 +62,8 @@ class Result:
         lines += [f"  {v}: {' → '.join(self.zoom(v))}" for v in self.handles if len(self.zoom(v)) > 1]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, f"  {self.seconds:.1f} s, method {self.method}"])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """The verdicts as plain HTML, and below them the whole report in a frame of its own."""

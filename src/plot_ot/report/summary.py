@@ -178,6 +178,7 @@ def flags_of(coupling: Json) -> list[str]:
 
 
 def flag_name(text: str) -> str:
+    """A flag without its details: `dead signatures`, `one row`, ..."""
     return text.partition(":")[0].partition(" at ")[0]
 
 

@@ -206,6 +206,13 @@ def judge(
         failures.append(f"one of {len(at_random)} random handles does better, {evidence['random_best']:.3f}")
     if kept.low < INVARIANCE:
         failures.append(f"invariance may be as low as {kept.low:.3f}")
+    if len(failures) == 1 and kept.low < INVARIANCE and kept.value == 1.0:  # nothing went wrong, but little was tried
+        bases = len(invariance.bank.base_groups().unique())
+        sentence = (
+            f"{variable}: undecidable with these pairs; too few base inputs whose source keeps it ({bases}): its "
+            f"invariance was never broken, but may be as low as {kept.low:.3f}."
+        )
+        return Verdict(variable, "undecidable", sentence, evidence)
     where = ", ".join(handle.places)
     numbers = (
         f"handle {score.value:.3f} [{score.low:.3f}, {score.high:.3f}], full patch {evidence['full_patch']:.3f}, "
