@@ -28,7 +28,9 @@ Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
 ]
 Adapter = Annotated[str | None, typer.Option(help="Its adapter; it is merged, and changes no cost.")]
-MachineName = Annotated[str, typer.Option("--machine", help="'this' (measured now), 'h100' or 'a100'.")]
+MachineName = Annotated[
+    str | None, typer.Option("--machine", help="'this' (measured now; the default), 'h100' or 'a100'.")
+]
 Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine in place of a preset's numbers.")]
 Gpus = Annotated[int | None, typer.Option(min=1, help="How many such devices.")]
 Cores = Annotated[int, typer.Option(min=1, help="Torch threads of the measurement.")]
@@ -73,7 +75,7 @@ def explain(
     memory: Budget = 4.0,
     methods: Methods = None,
     epochs: Epochs = None,
-    machine: MachineName = "this",
+    machine: MachineName = None,
     measured: Measure = False,
     gpus: Gpus = None,
     cores: Cores = 1,
@@ -97,7 +99,8 @@ def explain(
     if task not in tasks:
         unknown("task", task, tasks)
     configured: Task = tasks[task]()
-    own = dtype or ("bfloat16" if machine != "this" or torch.cuda.is_available() else "float32")
+    name = "this" if measured else machine or ("this" if flops is None else "h100")
+    own = dtype or ("bfloat16" if name != "this" or torch.cuda.is_available() else "float32")
     if isinstance(configured, LanguageTask):
         shape = _language_shape(configured.model).as_type(own)
         scene = language_scene(configured, shape, seed)
@@ -107,8 +110,8 @@ def explain(
         outline = configured.outline(seed)
         scene, offered = Scene.of_subject(outline.subject, outline.splits, outline.outputs), configured.methods()
     like = max(16, min(2048, scene.shape.width))
-    found = machine_by_name("this" if measured else machine, dtype=own, cores=cores, width=like)
-    found = found.changed(
+    found = machine_by_name(name, dtype=own, cores=cores, width=like).changed(
+        name=None if machine or flops is None else "GPU as given",
         devices=gpus,
         flops=flops,
         bandwidth=bandwidth,
