@@ -49,7 +49,7 @@ def neuron_handle(subject: MLPSubject, variable: str, neuron: int) -> Handle:
     return Handle(variable, (Edit(place, Frame.identity(place.width), gains),), subject.identity())
 
 
-def judged(handle_neuron: int, causal: CausalModel | None = None, variable: str = "left", at_random: int = 3):
+def judged(handle_neuron: int, causal: CausalModel | None = None, variable: str = "left", at_random: int = 3, few: int = 400):
     causal = causal or xor_model()
     subject = MLPSubject(and_xor_net())
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def judged(handle_neuron: int, causal: CausalModel | None = None, variable: str 
     sensitivity, invariance = record(subject, *banks)
     handle = neuron_handle(subject, variable, handle_neuron)
     randoms = [neuron_handle(subject, variable, at_random)] * 20
-    return judge(handle, sensitivity, invariance, randoms, LOOK, generator)
+    return judge(handle, sensitivity, invariance.select(torch.arange(few)), randoms, LOOK, generator)
 
 
 def test_the_right_neuron_is_placed_and_compact():
@@ -73,6 +73,13 @@ def test_the_wrong_neuron_is_not_localized(neuron):
     verdict = judged(handle_neuron=neuron)
     assert verdict.status == "not localized"
     assert "does not beat copying the source" in verdict.sentence
+
+
+def test_a_right_handle_tested_on_few_base_inputs_is_undecidable():
+    verdict = judged(handle_neuron=0, few=6)
+    assert verdict.status == "undecidable"
+    assert "too few base inputs whose source keeps it (" in verdict.sentence
+    assert "never broken" in verdict.sentence
 
 
 def test_a_handle_no_better_than_random_ones_is_not_localized():
