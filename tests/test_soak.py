@@ -24,13 +24,14 @@ SLOPE = 64 << 10
 
 @pytest.mark.long
 def test_hours_of_studies_with_random_kills_lose_no_record(tmp_path):
-    nursery, draw, end = Nursery(tmp_path / "cache"), random.Random(), time.monotonic() + 60 * MINUTES / 2
+    nursery, draw = Nursery(tmp_path / "cache"), random.Random()
     reference, seconds, runs, kills = {}, {}, 0, 0
     for task in TASKS:
         nursery.run(task, tmp_path / f"{task}-first")
         done = nursery.run(task, tmp_path / task)
         assert done["status"] == 0
         reference[task], seconds[task] = lasting(tmp_path / task), done["seconds"]
+    end = time.monotonic() + 60 * MINUTES / 2
     while time.monotonic() < end:
         task, out = draw.choice(list(TASKS)), tmp_path / "run"
         for _ in range(draw.randint(0, 4)):
@@ -44,7 +45,7 @@ def test_hours_of_studies_with_random_kills_lose_no_record(tmp_path):
         runs += 1
     nursery.close()
     print(f"{runs} runs, {kills} kills, no record lost")
-    assert runs >= min(MINUTES, 3)
+    assert runs
 
 
 SAME_PROCESS = """
@@ -86,7 +87,7 @@ def resident():
 for k in range(4):
     once(k)
 held, end = [resident()], time.monotonic() + seconds
-while time.monotonic() < end or len(held) < 9:
+while time.monotonic() < end or len(held) < 24:
     once(len(held))
     held.append(resident())
 print(json.dumps({"held": held, "files": len(os.listdir("/proc/self/fd"))}))
@@ -104,9 +105,9 @@ def test_studies_in_one_process_do_not_leak(task, tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    held = found["held"]
+    held = found["held"][len(found["held"]) // 3 :]  # allocators warm up
     slopes = sorted((b - a) / (j - i) for i, a in enumerate(held) for j, b in enumerate(held) if j > i)
     slope = slopes[len(slopes) // 2]
-    print(f"{task}: {len(held)} runs, {held[-1] / 1e6:.0f} MB held, slope {slope / 1e3:.1f} kB per run")
+    print(f"{task}: {len(found['held'])} runs, {held[-1] / 1e6:.0f} MB held, slope {slope / 1e3:.1f} kB per run")
     assert slope < SLOPE
     assert found["files"] < 64
