@@ -81,7 +81,7 @@ def page(found: dict[str, dict]) -> list[str]:
         "# Token positions as the first stage",
         "",
         "Made by `python benchmarks/token_stage.py` (and with `--model smollm2 --adapter planted`); `localize` with no "
-        "option set, seed 0. One coupling over token positions (all of a token's states swapped together), one over "
+        "option set, seed 0. One coupling over token positions (each as near as its nearest state), one over "
         "the blocks of the tokens kept, then what is inside. Shares of a variable's mass per token, mean over the "
         "(ε, β) grid, before any calibration. The pointer was planted at the last token of the planted models; the "
         "plain ones have none there.",

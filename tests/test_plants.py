@@ -12,8 +12,16 @@ from torch import Tensor
 import plot_ot
 from nets import PARITIES, PARITY_ROWS, planted_plane, random_parities
 from plants import DIGIT_ROWS, DIGITS, SUMS, Plan, Stream, as_subject, random_plan, wired
+from plot_ot.banks import draw_pairs
 from plot_ot.handles import Handle
 from plot_ot.result import Result
+from plot_ot.signatures import SignatureSpec, readout, signatures
+from plot_ot.sites import whole_places
+from plot_ot.stages.base import Problem, State
+from plot_ot.stages.choose import SelectTokens
+from plot_ot.stages.localize import LocalizeTokens
+from plot_ot.subjects import record
+from plot_ot.transport import Transport
 
 DEPTH = 5
 KINDS = ("token", "layer", "head", "neurons", "subspace")
@@ -76,6 +84,31 @@ def declined(kind: str, seed: int) -> bool:
     else:
         result, _, _ = in_language_model(kind, seed, aligned=False)
     return {v["status"] for v in result.verdicts.values()} == {"not localized"}
+
+
+def test_tokens_are_as_near_as_their_nearest_state_and_the_right_one_comes_first():
+    """Against brute force: every state's cost by itself. All states at once would copy the source's answer at last."""
+    plan = random_plan(1003, DEPTH)
+    model, _ = wired(plan, DEPTH, torch.Generator().manual_seed(1003))
+    subject = as_subject(model, range(DIGITS))
+    rows = DIGIT_ROWS[torch.randperm(len(DIGIT_ROWS), generator=torch.Generator().manual_seed(0))][:200]
+    [fit] = record(subject, draw_pairs(SUMS, rows, "balanced", 60, torch.Generator().manual_seed(0)))
+    problem = Problem(subject, fit, fit, ("p", "q"), readout("logits"))
+    spec = SignatureSpec(normalise="unit", centre=True)
+    state = LocalizeTokens(Transport("uot-one-sided", (0.2,), (0.03,), scale="median"), spec, depth=DEPTH)(
+        problem, State.start(problem)
+    )
+    alone = signatures(fit, whole_places(fit, subject.places), readout("logits"), spec)
+    [found] = state.signatures
+    for j, site in enumerate(found.family.sites):
+        own = [k for k, s in enumerate(alone.family.sites) if s.place.token == site.name]
+        assert len(own) == DEPTH
+        torch.testing.assert_close(found.cost[:, j], alone.cost[:, own].min(dim=1).values)
+    for k, v in enumerate("pq"):
+        [candidate] = state.candidates[v]
+        assert candidate.family.sites[candidate.coupling.ranking(v)[0]].name == f"x{plan.tokens[k]}"
+    kept = SelectTokens(1)(problem, state).places
+    assert {p.token for p in kept["p"]} == {f"x{plan.tokens[0]}"}
 
 
 @pytest.fixture

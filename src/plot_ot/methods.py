@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from plot_ot.errors import unknown
 from plot_ot.signatures import SignatureSpec
-from plot_ot.sites import blocks, pca_bands, pca_components, tokens, whole_places
+from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages.base import Clock, Problem, Stage, State
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, at_random
+from plot_ot.stages.localize import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
 
@@ -86,7 +86,7 @@ def progressive(
     open_places = len(places)
     if len(by_token) > 2 and open_places > len(by_token):
         keep = max(2, -(-len(by_token) // 2))
-        stages += [Localize((tokens,), COARSE, unit), SelectTokens(keep)]
+        stages += [LocalizeTokens(replace(COARSE, beta=(0.03, 0.3)), unit), SelectTokens(keep)]
         open_places = keep * max(len(at) for at in by_token.values())
     ways: list[tuple[Stage, ...]] = []
     if open_places > FEW:

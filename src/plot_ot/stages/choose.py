@@ -47,8 +47,8 @@ class Calibrate:
 class SelectTokens:
     """From couplings over token positions to the places of the tokens worth zooming into.
 
-    A variable keeps the `keep` tokens of highest mass of every (ε, β): whole tokens hold much besides a variable, so
-    which of them is right is left to the stages that look inside.
+    A variable keeps the `keep` tokens of highest mass of every (ε, β): tokens hold much besides a variable, so which of
+    them is right is left to the stages that look inside.
     """
 
     keep: int = 2
@@ -146,7 +146,9 @@ class SelectPlaces:
         candidates = state.candidates.get(variable, ())
         if not candidates:
             raise PlotError(f"There is no coupling to select places for '{variable}' from; put a localization before.")
-        return [[c.family.sites[j].place for j in c.coupling.ranking(variable)[: self.shortlist]] for c in candidates]
+        open_to_it = set(state.places[variable])
+        ranked = [[c.family.sites[j].place for j in c.coupling.ranking(variable)] for c in candidates]
+        return [[p for p in places if p in open_to_it][: self.shortlist] for places in ranked]
 
     def _scores(self, problem: Problem, variable: str, proposed: Sequence[Sequence[Place]]) -> dict[Place, float]:
         """The calibration score of every proposed place, patched whole."""

@@ -19,7 +19,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.jacobian import jacobian_signatures
 from plot_ot.signatures import Readout, Signatures, SignatureSpec
 from plot_ot.signatures import signatures as exact_signatures
-from plot_ot.sites import Menu, SiteFamily, neurons
+from plot_ot.sites import Menu, SiteFamily, neurons, tokens, whole_places
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, pair_weights, scored
 from plot_ot.stages.prefilter import Prefilter, measured
@@ -100,6 +100,60 @@ class Localize:
         if self.coupling != "masked":
             return None
         return np.array([[s.place in state.places[v] for s in family.sites] for v in problem.variables])
+
+
+@dataclass(frozen=True)
+class LocalizeTokens:
+    """Couple token positions, each as near to a variable as the nearest of its states.
+
+    Swapping all states of a token at once (the menu `tokens`) hides a variable at the last token, whose last state is
+    the answer itself: such a swap copies the source's answer. So states are swapped one at a time, `depth` of every
+    token, spread over its places, and the token takes the smallest cost.
+    """
+
+    transport: Transport = field(default_factory=Transport)
+    spec: SignatureSpec = field(default_factory=SignatureSpec)
+    depth: int = 6
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        [places] = _groups(problem, state, False)
+        by_token: dict[str, list[Place]] = {}
+        for p in places:
+            by_token.setdefault(p.token, []).append(p)
+        tried = {p for at in by_token.values() for p in _spread_out(at, self.depth)}
+        with problem.clock.part("signatures"):
+            family = whole_places(problem.fit, [p for p in places if p in tried])
+            found = exact_signatures(problem.fit, family, problem.look, self.spec, problem.variables)
+        with problem.clock.part("transport"):
+            nearest = _nearest(found, tokens(problem.fit, places))
+            couplings = measured(nearest, self.transport)
+        candidates = tuple(Candidate(nearest.family, c) for c in couplings)
+        return replace(state, signatures=(nearest,), candidates=dict.fromkeys(problem.variables, candidates))
+
+
+def _spread_out(places: Sequence[Place], count: int) -> list[Place]:
+    """So many of the places, evenly from the first to the last."""
+    last, steps = len(places) - 1, max(1, min(count, len(places)) - 1)
+    return [places[round(k * last / steps)] for k in range(steps + 1)]
+
+
+def _nearest(found: Signatures, family: SiteFamily) -> Signatures:
+    """Every token's smallest cost over its states, with that state's cosine."""
+    cost, cosine, norms = [], [], []
+    for site in family.sites:
+        own = [j for j, s in enumerate(found.family.sites) if s.place.token == site.place.token]
+        least = found.cost[:, own].min(dim=1)
+        cost.append(least.values)
+        cosine.append(found.cosine[:, own].gather(1, least.indices[:, None]).squeeze(1))
+        norms.append(found.column_norms[own].max())
+    return replace(
+        found,
+        family=family,
+        cost=torch.stack(cost, dim=1),
+        cosine=torch.stack(cosine, dim=1),
+        column_norms=torch.stack(norms),
+        pooled=None,
+    )
 
 
 def weightings(families: Sequence[str], seen: Sequence[str], steps: int) -> list[dict[str, float]]:
