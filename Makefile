@@ -63,7 +63,7 @@ docs: setup
 
 audit: setup  ## known holes in what is installed; needs a network
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[audit]' -c constraints.txt
-	$(BIN)/pip-audit --skip-editable
+	$(BIN)/pip-audit --strict -r constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache

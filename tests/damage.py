@@ -140,8 +140,6 @@ class Loader:
     """How many in CI: fewer where one is slow."""
     shows: bool = False
     """Whether it shows what can be read and names the rest, where others refuse."""
-    waits: str = ""
-    """What is still wrong with it: it is left out until that is mended."""
 
     def __str__(self) -> str:
         return self.name

@@ -164,9 +164,6 @@ def _params(folder: Path) -> None:
     np.savez(folder / "params.npz", **{n: np.ones(s, dtype=np.float32) for n, s in shapes.items()})
 
 
-RECURSION = "tasks/mcqa_file.py passes a RecursionError on when values are nested deeply"
-SIZES = "subjects/loading.py builds whatever sizes a configuration declares"
-
 LOADERS = [
     Loader("handle", "x.safetensors", _handle, lambda f: Handle.load(f / "x.safetensors"), examples=150),
     Loader("results", "results.json", _run, lambda f: RunDirectory.read(f).results()),
@@ -216,17 +213,15 @@ LOADERS = [
         "x.json",
         _text("x.json", json.dumps([QUESTION] * 2)),
         lambda f: read_questions(f / "x.json"),
-        waits=RECURSION,
     ),
     Loader(
         "questions as JSON lines",
         "x.jsonl",
         _text("x.jsonl", (json.dumps(QUESTION) + "\n") * 2),
         lambda f: read_questions(f / "x.jsonl"),
-        waits=RECURSION,
     ),
     Loader("questions as parquet", "x.parquet", _parquet, lambda f: read_questions(f / "x.parquet")),
-    Loader("model's configuration", "config.json", _model, load_model, examples=20, waits=SIZES),
+    Loader("model's configuration", "config.json", _model, load_model, examples=20),
     Loader("model's weights", "model.safetensors", _model, load_model, examples=20),
     Loader("model's tokenizer", "tokenizer.json", _model, load_model, examples=20),
     Loader(

@@ -19,7 +19,7 @@ if __name__ != "__main__":
     from loaders import LOADERS
 
     @pytest.mark.long
-    @pytest.mark.parametrize("loader", [x for x in LOADERS if not x.waits], ids=str)
+    @pytest.mark.parametrize("loader", LOADERS, ids=str)
     def test_a_campaign_finds_nothing(loader, tmp_path):
         runs = int(os.environ.get("PLOT_OT_FUZZ_RUNS", "3000"))
         words = [sys.executable, __file__, loader.name, f"-runs={runs}", "-seed=1000", "-rss_limit_mb=4096"]

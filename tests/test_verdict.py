@@ -49,7 +49,9 @@ def neuron_handle(subject: MLPSubject, variable: str, neuron: int) -> Handle:
     return Handle(variable, (Edit(place, Frame.identity(place.width), gains),), subject.identity())
 
 
-def judged(handle_neuron: int, causal: CausalModel | None = None, variable: str = "left", at_random: int = 3, few: int = 400):
+def judged(
+    handle_neuron: int, causal: CausalModel | None = None, variable: str = "left", at_random: int = 3, few: int = 400
+):
     causal = causal or xor_model()
     subject = MLPSubject(and_xor_net())
     generator = torch.Generator().manual_seed(0)

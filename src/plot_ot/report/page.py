@@ -15,9 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
+from plot_ot.errors import PlotError
 from plot_ot.report import sections, summary
 from plot_ot.report.comparison import compare
 from plot_ot.report.payload import CHARTED, payload
@@ -86,7 +87,13 @@ def run_page(reading: Reading) -> str:
         "figure_links": sections.figure_links,
         "lists": [name for name, rows in (data.get("results") or {}).items() if isinstance(rows, list) and rows],
     }
-    return _render("page.html.j2", {**found, **shown, "data": data}, SCRIPTS)
+    try:
+        return _render("page.html.j2", {**found, **shown, "data": data}, SCRIPTS)
+    except (*UNEXPECTED, TemplateError) as e:
+        raise PlotError(
+            f"The report of {reading.path} cannot be made: its files hold something unexpected ({type(e).__name__}: "
+            f"{e}). Run the same command again to compile them anew."
+        ) from e
 
 
 def index_page(rows: Sequence[Json]) -> str:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
+from plot_ot.safe_files import read_at, write_at
 from plot_ot.subjects.decoder_shape import transformers_library
 
 ATTENTION = "plot_ot_branches"
@@ -325,14 +326,14 @@ class _Pages:
         whole = page.new_zeros(len(page), *self.shape[1:])
         whole[:, :, start:] = page
         for slot, row in zip(slots.tolist(), whole.cpu(), strict=True):
-            os.pwrite(self._file, _raw(row), slot * self._slot)
+            write_at(self._file, _raw(row), slot * self._slot)
 
     def read(self, slots: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
         """Keys and values of some slots; those of slots in a row are not copied."""
         if self._file is not None:
             page = torch.empty(len(slots), *self.shape[1:], dtype=self.dtype)
             for row, slot in zip(page, slots.tolist(), strict=True):
-                os.preadv(self._file, [_raw(row)], slot * self._slot)
+                read_at(self._file, _raw(row), slot * self._slot)
             page = page[:, :, columns].to(self.device)
         elif torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
             page = self._kept[int(slots[0]) : int(slots[0]) + len(slots), :, columns]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from plot_ot.errors import PlotError
+from plot_ot.safe_files import read_at, write_at
 
 
 class Vectors(dict[str, Tensor]):
@@ -48,14 +48,8 @@ class Spilled(Mapping[str, Tensor]):
     def write(self, name: str, rows: Int[Tensor, " some"], vectors: Float[Tensor, "some d"]) -> None:
         """Keep the vectors of some rows."""
         each = 4 * self.widths[name]
-        try:
-            for row, vector in zip(rows.tolist(), vectors.cpu().contiguous().numpy(), strict=True):
-                os.pwrite(self._file, vector.data, self._starts[name] + row * each)
-        except OSError as e:
-            raise PlotError(
-                f"Recorded vectors ({self.bytes / 1e9:.2f} GB) do not fit into {tempfile.gettempdir()}: "
-                f"{e.strerror}. Set TMPDIR to a larger disk, or raise --memory."
-            ) from e
+        for row, vector in zip(rows.tolist(), vectors.cpu().contiguous().numpy(), strict=True):
+            write_at(self._file, vector.data.cast("B"), self._starts[name] + row * each)
         self._last = None
 
     def __getitem__(self, name: str) -> Float[Tensor, "rows d"]:
@@ -67,9 +61,7 @@ class Spilled(Mapping[str, Tensor]):
         return self._last[1]
 
     def _read(self, name: str, into: memoryview) -> None:
-        done = 0
-        while done < len(into):  # a call reads at most 2 GB
-            done += os.preadv(self._file, [into[done:]], self._starts[name] + done)
+        read_at(self._file, into, self._starts[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.widths)

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     import transformers
 
 
+LARGEST = {
+    **{"num_hidden_layers": 1 << 10, "hidden_size": 1 << 17, "intermediate_size": 1 << 20, "vocab_size": 1 << 22},
+    **{"num_attention_heads": 1 << 12, "num_key_value_heads": 1 << 12, "head_dim": 1 << 14},
+}
+"""Sizes beyond which a configuration is damaged, not a model: building it would fill memory or never end."""
+
+
 def load_model(
     name_or_path: str | os.PathLike[str] | nn.Module,
     *,
@@ -49,6 +56,7 @@ def load_model(
         where: dict[str, Any] = {"gguf_file": file} if file else {"revision": revision}
         config = guarded(library.AutoConfig.from_pretrained, "configuration", source, **where)
         _refuse_config(config, library, source)
+        _refuse_sizes(config, source)
         if tokenizer is None:
             _refuse_no_tokenizer(source, file)
             tokenizer = guarded(library.AutoTokenizer.from_pretrained, "tokenizer", source, **where)
@@ -103,6 +111,11 @@ def refuse_unreachable(hub_id: str) -> None:
     from huggingface_hub import constants, try_to_load_from_cache
 
     known = any(isinstance(try_to_load_from_cache(hub_id, name), str) for name in ("config.json", "tokenizer.json"))
+    if not known and constants.HF_HUB_OFFLINE:
+        raise PlotError(
+            f"'{hub_id}' is neither a path nor a model in the hub's local cache, and HF_HUB_OFFLINE is set. Give the "
+            f"path of a local copy, or unset it to download the model."
+        )
     host = urlsplit(constants.ENDPOINT)
     if known or any(getproxies().get(kind) for kind in ("https", "http", "all")):
         return
@@ -154,6 +167,25 @@ def _refuse_config(config: Any, library: transformers, source: str) -> None:  # 
     else:
         return
     raise PlotError(f"{source} is {found}, not a causal language model (a decoder that predicts the next token).")
+
+
+def _refuse_sizes(config: Any, source: str) -> None:
+    """Refuse declared sizes that no model has, or that the weights beside the configuration cannot fill."""
+    text = config.get_text_config()
+    for name, most in LARGEST.items():
+        found = getattr(text, name, None)
+        if isinstance(found, bool) or not (found is None or (isinstance(found, int) and 0 < found <= most)):
+            raise PlotError(f"The configuration at {source} cannot be read: {name} is {found!r}, not in 1..{most}.")
+    width, layers = text.hidden_size, text.num_hidden_layers
+    wanted = width * (text.vocab_size + 2 * layers * (getattr(text, "intermediate_size", None) or width))
+    files = (
+        [p for p in Path(source).glob("*") if p.suffix in (".safetensors", ".gguf")] if Path(source).is_dir() else []
+    )
+    there = sum(p.stat().st_size for p in files)
+    if files and wanted > 4 * there + (1 << 20):  # quantised weights take half a byte
+        raise PlotError(
+            f"The configuration at {source} declares about {wanted:,} weights, but its files have {there:,} bytes."
+        )
 
 
 def _refuse_no_tokenizer(source: str, gguf_file: str | None) -> None:

@@ -7,7 +7,6 @@ perhaps `answerKey` (the index of the right choice, or its label), and perhaps e
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.errors import PlotError
+from plot_ot.safe_files import UNREADABLE, parse_json, read_bytes
 from plot_ot.tasks.mcqa_data import FAMILIES
 from plot_ot.tasks.mcqa_text import COL, COLOURS, LETTERS, LEXICON, OPTIONS, SYM, Lexicon, check_rows, render
 
@@ -90,12 +90,12 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".parquet":
             entries = _parquet(path)
         elif path.suffix == ".jsonl":
-            entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            entries = [parse_json(line) for line in read_bytes(path).decode("utf-8").splitlines() if line.strip()]
         else:
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries = parse_json(read_bytes(path).decode("utf-8"))
     except FileNotFoundError:
         raise PlotError(f"There is no file {path}.") from None
-    except (ValueError, OSError) as e:
+    except UNREADABLE as e:
         raise PlotError(f"{path} is damaged or not {path.suffix[1:]} ({e}).") from e
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise PlotError(
