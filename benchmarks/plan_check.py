@@ -342,8 +342,8 @@ def _memory_section(part: Mapping[str, Any]) -> list[str]:
         "allocator keeps of memory that was given back. The planner's factor for that, 3, was chosen by looking at "
         "runs of the first two models (it was 2 before, and plans with keys on disk were 21 to 46 % low); the last "
         "model had no part in it. Planned peaks miss the measured ones by up to 32 %, most where keys are on disk. "
-        "In trials before these a budget of 24 MB (8 x 512) gave peaks of 19, 27 and 32 MB: it was not always kept, "
-        "because 256 tokens are run together however small the budget is.",
+        "In trials before these a budget of 24 MB (8 x 512) was not always kept: peaks of 19 and 32 MB, and of 27 MB "
+        "with 64 tokens run together at least, in place of 256.",
         "",
         *markdown([*head, "CPU s"], rows),
         "",
