@@ -54,6 +54,7 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/language_cost.py --task mcqa --adapter planted-1000 --seed 0 --tight 0.5
 	$(BIN)/python benchmarks/scale_signatures.py
 	$(BIN)/python benchmarks/ray_speed.py
+	$(BIN)/python benchmarks/plan_check.py --check --memory --table
 	$(BIN)/plot-ot models --fetch smollm2
 	$(BIN)/python benchmarks/decoder_speed.py --model $${PLOT_OT_CACHE:-$$HOME/.cache/plot-ot}/models/smollm2
 

@@ -186,7 +186,7 @@ def check() -> list[dict[str, Any]]:
     chosen = [tiny.methods()[k] for k in ("plot", "plot-native", "plot-das")]
     rows += checked("MCQA, planted-1000", replace(prepared, transfer={}), scene, chosen)
     task, prepared, scene = llama(Sizes(60, 30, 30, 30), 4 << 30, LLAMA)
-    chosen = [task._methods(scene.shape.width, scene.shape.blocks)[k] for k in ("plot", "plot-native")]
+    chosen = [task.methods_at(scene.shape.width, scene.shape.blocks)[k] for k in ("plot", "plot-native")]
     rows += checked("random Llama, 8 x 512", prepared, scene, chosen)
     return rows
 
@@ -197,7 +197,7 @@ def check() -> list[dict[str, Any]]:
 def under_budget(model: str, megabytes: int) -> dict[str, Any]:
     """Recording and Stage A of a random Llama within a budget, in this process."""
     task, prepared, scene = llama(Sizes(60, 30, 30, 30), megabytes * 10**6, MODELS[model])
-    method = task._methods(scene.shape.width, scene.shape.blocks)["plot"]
+    method = task.methods_at(scene.shape.width, scene.shape.blocks)["plot"]
     planned = plan(method, scene, MACHINES["h100"].changed(gpu=False)).memory
     with Own() as peak:
         study, recording = timed(lambda: Study(prepared))
@@ -239,7 +239,7 @@ def table() -> list[dict[str, Any]]:
         shape = PRESETS[name]
         task = MultipleChoice(name, memory=int(GPU_BUDGET))
         scene = language_scene(task, shape, 1000)
-        methods = task._methods(shape.width, shape.blocks)
+        methods = task.methods_at(shape.width, shape.blocks)
         for devices in DEVICES:
             machine_ = MACHINES["h100"].changed(devices=devices)
             rows += [{"model": name, "devices": devices, **plan(methods[m], scene, machine_).json()} for m in TABLED]

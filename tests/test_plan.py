@@ -185,7 +185,7 @@ def mcqa() -> tuple[MultipleChoice, Scene]:
 def test_questions_run_as_many_block_tokens_as_planned(name, mcqa, monkeypatch):
     task, scene = mcqa
     method = task.methods()[name]
-    assert {k: m.stages for k, m in task._methods(64, 6).items()}.keys() == task.methods().keys()
+    assert {k: m.stages for k, m in task.methods_at(64, 6).items()}.keys() == task.methods().keys()
     prepared = task.prepare(1000, Path())
     with watching(prepared.subject, scene.shape, monkeypatch) as whole:
         Study(prepared)

@@ -104,7 +104,7 @@ def explain(
     if isinstance(configured, LanguageTask):
         shape = _language_shape(configured.model).as_type(own)
         scene = language_scene(configured, shape, seed)
-        offered = configured._methods(shape.width, shape.blocks)
+        offered = configured.methods_at(shape.width, shape.blocks)
     else:
         own = dtype or "float32"
         outline = configured.outline(seed)

@@ -200,12 +200,13 @@ class LanguageTask(Task):
         return Search((1, 2, 4), self.strengths)
 
     def methods(self) -> dict[str, Method]:
-        return self._methods(self.subject.decoder.width, len(self.subject.decoder.blocks))
+        return self.methods_at(self.subject.decoder.width, len(self.subject.decoder.blocks))
 
     def catalogue(self) -> dict[str, Method]:
-        return self._methods(PAPER_WIDTH, PAPER_DEPTH)
+        return self.methods_at(PAPER_WIDTH, PAPER_DEPTH)
 
-    def _methods(self, width: int, depth: int) -> dict[str, Method]:
+    def methods_at(self, width: int, depth: int) -> dict[str, Method]:
+        """The methods with the paper's grids at the scale of a model of this width and depth."""
         spec = PHI[self.phi][1]
         shortlist = max(1, round(6 * depth / PAPER_DEPTH))
 
