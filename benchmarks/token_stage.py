@@ -80,7 +80,7 @@ def page(found: dict[str, dict]) -> list[str]:
     lines = [
         "# Token positions as the first stage",
         "",
-        "Made by `python benchmarks/token_stage.py` (and with `--model smollm2 --adapter planted`); `localize` with no "
+        "Made by `python benchmarks/token_stage.py`; `localize` with no "
         "option set, seed 0. One coupling over token positions (each as near as its nearest state), one over "
         "the blocks of the tokens kept, then what is inside. Shares of a variable's mass per token, mean over the "
         "(ε, β) grid, before any calibration. The pointer was planted at the last token of the planted models; the "
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="*", default=list(TINY))
     parser.add_argument("--adapter")
-    parser.add_argument("--questions", type=int, default=600)
+    parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
