@@ -30,7 +30,8 @@ from plot_ot.methods import Method
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import correct, pair_weights, scored
 from plot_ot.stages.choose import TrainDas
-from plot_ot.stages.das import DasSpec, Rotation, train_rotations
+from plot_ot.stages.das import Rotation, train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.study import Prepared
 from plot_ot.subjects import BankRecording, record
 from plot_ot.tasks.addition import SEARCH, STAGE_A, STAGE_B, BinaryAddition

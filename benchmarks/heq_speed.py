@@ -45,7 +45,8 @@ from plot_ot.handles import handle_from_edits
 from plot_ot.signatures import readout, signatures
 from plot_ot.sites import neurons
 from plot_ot.stages.calibrate import Calibration, Candidate, Search, calibrate, correct, pair_weights, scored
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import BankRecording, record
 from plot_ot.tasks.heq import LAYERS, VARIABLES, WIDTH, Backbone, draw_splits, load_backbone, train_backbone
 from plot_ot.transport import Transport, couple

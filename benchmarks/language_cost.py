@@ -37,7 +37,8 @@ from plot_ot.methods import Method
 from plot_ot.stages.base import Problem
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import TrainDas
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.study import Prepared
 from plot_ot.subjects import BankRecording, record
 from plot_ot.subjects.decoder import RECORDED_AT_ONCE

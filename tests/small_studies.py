@@ -15,7 +15,7 @@ from plot_ot.sites import blocks, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
-from plot_ot.stages.das import DasSpec
+from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, attribution, brute_force
 from plot_ot.study import Prepared, Study
 from plot_ot.tasks import MultipleChoice

@@ -18,7 +18,7 @@ from plot_ot.stages.base import Problem, State
 from plot_ot.stages.boundless import Bounded, BoundlessSpec, TrainBoundless, rotations, train_boundless
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import TrainDas
-from plot_ot.stages.das import OPTIMISERS, DasSpec
+from plot_ot.stages.descent import OPTIMISERS, DasSpec
 from plot_ot.subjects import BankRecording, record
 from refusals import assert_refused
 

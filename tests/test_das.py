@@ -15,7 +15,8 @@ from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout
 from plot_ot.stages.calibrate import correct
-from plot_ot.stages.das import OPTIMISERS, DasSpec, Rotation, train_rotations
+from plot_ot.stages.das import Rotation, train_rotations
+from plot_ot.stages.descent import OPTIMISERS, DasSpec
 from plot_ot.subjects import BankRecording, record
 
 LOOK = readout("softmax")

@@ -19,7 +19,8 @@ from plot_ot.errors import PlotError
 from plot_ot.signatures import readout
 from plot_ot.stages import das
 from plot_ot.stages.calibrate import pair_weights, scored
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, record
 from small_studies import HEQ_METHODS, bits, choices, heq, run_all
 

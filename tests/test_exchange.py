@@ -18,7 +18,8 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout
 from plot_ot.sites import principal_frame
 from plot_ot.stages.closed_form import barycentric
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import DecoderSubject, GRUNet, GRUSubject, MLPSubject, ModuleSubject, Place, record, record_pairs
 
 pyvene = pytest.importorskip("pyvene")

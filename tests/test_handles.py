@@ -17,7 +17,8 @@ from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle, handle_from_edits
 from plot_ot.signatures import readout
 from plot_ot.sites import whole_places
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import MLPSubject, ModuleSubject, Place, record, record_pairs
 
 FRAMES = {

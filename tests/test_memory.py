@@ -18,7 +18,8 @@ from plot_ot.errors import PlotError
 from plot_ot.guards import halvings, is_out_of_memory
 from plot_ot.signatures import readout, signatures
 from plot_ot.sites import blocks
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import MLPSubject, record, record_pairs
 
 DATA = Path(__file__).parent / "data"

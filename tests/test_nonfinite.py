@@ -14,7 +14,8 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout, signatures
 from plot_ot.sites import blocks
 from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
-from plot_ot.stages.das import DasSpec, train_rotations
+from plot_ot.stages.das import train_rotations
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import ModuleSubject, record, record_pairs
 from plot_ot.transport import Transport, couple, from_scores
 from refusals import assert_refused

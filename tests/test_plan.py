@@ -40,7 +40,7 @@ from plot_ot.sites import blocks
 from plot_ot.stages.base import Clock
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate, TrainDas
-from plot_ot.stages.das import DasSpec
+from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize
 from plot_ot.stages.masks import TrainMask
 from plot_ot.stages.prefilter import Prefilter

@@ -26,7 +26,7 @@ from plot_ot.sites import (
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
-from plot_ot.stages.das import DasSpec
+from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize, attribution
 from plot_ot.subjects import BankRecording, MLPSubject, record
 from plot_ot.transport import Transport, couple, from_scores, solve

@@ -93,7 +93,7 @@ def load_subject(
 def bind(model: LanguageModel, hypothesis: Hypothesis, **options: Any) -> DecoderSubject:
     """A language model with a hypothesis' prompts, answers and named tokens."""
     answers = hypothesis.answer_tokens(model.tokenizer)
-    positions = hypothesis.token_positions(model.tokenizer, model.bos)
+    positions = hypothesis.token_positions(model.tokenizer)
     encode = hypothesis.encoder(model.tokenizer, model.bos)
     return DecoderSubject(model.model, encode, answers, positions=positions, **options)
 

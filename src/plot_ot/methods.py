@@ -12,7 +12,7 @@ from plot_ot.stages.base import Clock, Problem, Stage, State
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
-from plot_ot.stages.das import DasSpec
+from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport

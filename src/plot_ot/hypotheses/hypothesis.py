@@ -304,12 +304,10 @@ class Hypothesis:
         """Rows to tokens, after `bos` if the model wants one."""
         return lambda rows: prompts.encode(self.render(rows), tokenizer, bos=bos)
 
-    def token_positions(
-        self, tokenizer: Any, bos: int | None = None
-    ) -> dict[str, Callable[[Tensor], Int[Tensor, " rows"]]]:
+    def token_positions(self, tokenizer: Any) -> dict[str, Callable[[Tensor], Int[Tensor, " rows"]]]:
         """For every named position, a function of the rows: its token, counted from the end (-1 is the last).
 
-        Counted so, a `bos` before the prompt, as `encoder` puts it, moves nothing.
+        Counted so, a beginning-of-sequence token before the prompt moves nothing.
         """
         latest: list[tuple[Tensor, dict[str, Tensor]]] = []  # all positions are found at once, then asked for in turn
 

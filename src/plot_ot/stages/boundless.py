@@ -20,17 +20,8 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.choose import best_rotation
-from plot_ot.stages.das import (
-    OPTIMISERS,
-    Adam,
-    DasSpec,
-    Rotation,
-    TrainedFrames,
-    annealed,
-    descend,
-    starting_frames,
-    trained_frames,
-)
+from plot_ot.stages.das import Rotation, starting_frames
+from plot_ot.stages.descent import OPTIMISERS, Adam, DasSpec, TrainedFrames, annealed, descend, trained_frames
 from plot_ot.subjects import BankRecording, Place
 
 INSIDE = ("place", "frame")

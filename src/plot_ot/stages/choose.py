@@ -13,7 +13,8 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.stages.base import Problem, Stage, State
 from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all, scored_frames, within_places
-from plot_ot.stages.das import DasSpec, Rotation, Training, train_all
+from plot_ot.stages.das import Rotation, Training, train_all
+from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import Place
 
 GRIDS = ("own", "shared")

@@ -22,7 +22,7 @@ from plot_ot.signatures import Readout
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import pair_weights, scored
-from plot_ot.stages.das import Adam, DasSpec, annealed, descend
+from plot_ot.stages.descent import Adam, DasSpec, annealed, descend
 from plot_ot.subjects import BankRecording, Place
 
 OVER = ("place", "all")

@@ -16,7 +16,7 @@ from plot_ot.sites import Menu, blocks, pca_components, pca_prefixes, whole_plac
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
-from plot_ot.stages.das import DasSpec
+from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, brute_force
 from plot_ot.study import Prepared
 from plot_ot.subjects import GRUNet, GRUSubject

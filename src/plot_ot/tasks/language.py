@@ -25,7 +25,7 @@ from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
-from plot_ot.stages.das import DasSpec
+from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, at_random, attribution, brute_force
 from plot_ot.stages.prefilter import Prefilter
 from plot_ot.study import Prepared, Spoken, Sweep
