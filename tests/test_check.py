@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from plot_ot import cli
 from plot_ot.banks import Bank
 from plot_ot.causal import CausalModel
 from plot_ot.checking import check
+from plot_ot.errors import PlotError
 from plot_ot.hypotheses.hypothesis import Hypothesis
 from refusals import assert_refused
 
@@ -285,3 +287,27 @@ def test_a_prompt_that_ends_in_a_space_is_caught() -> None:
     words = fast([*(f" {n}" for n in range(100)), "say", ":", " ", " one", " two", "one", "two"])
     found = check(h, [{"a": n} for n in range(100)], tokenizer=words)
     assert any("Remove the space" in p for p in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["missing.py", "--model", "tiny"], "There is no task file missing.py."),
+        (["task.py", "--model", "tiny", "--method", "dsa"], "Unknown method 'dsa'. Did you mean 'das'?"),
+        (["task.py", "--model", "tiny", "--layers", "x"], "expected numbers such as 10-20"),
+        (["task.py"], "Which network? Give --model"),
+        (["task.py", "--model", "tiny"], "a language model needs a Hypothesis with a template"),
+    ],
+)
+def test_localize_refuses_before_a_model_is_loaded(options, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("plot_ot.cli.localize.load_subject", lambda *_, **__: pytest.fail("a model was loaded"))
+    (tmp_path / "task.py").write_text(
+        "import torch\nimport plot_ot\n"
+        "hypothesis = plot_ot.CausalModel(['a'], {'v': lambda a: a, 'y': lambda v: v}, 'y')\n"
+        "inputs = torch.zeros(3, 1, dtype=torch.long)\n"
+    )
+    found = CliRunner().invoke(cli.app, ["localize", *options])
+    assert isinstance(found.exception, PlotError)
+    assert words in str(found.exception)
+    assert not (tmp_path / "runs").exists()

@@ -56,8 +56,7 @@ def check_task(
     """Check a task file, its pairs, labels and answers before any network is loaded. Exit code 1 if it is not ready."""
     if debug:
         os.environ["PLOT_OT_DEBUG"] = "1"
-    if not task.is_file():
-        raise PlotError(f"There is no task file {task}.")
+    require_file(task)
     found = Checkup()
     with redirect_stdout(sys.stderr):  # what the task prints is not what we print
         words = load_tokenizer(tokenizer) if tokenizer else None
@@ -78,6 +77,12 @@ def check_task(
 
 
 # -- the task file ----------------------------------------------------------------------------------------------
+
+
+def require_file(task: Path) -> None:
+    """Refuse a task file that is not there."""
+    if not task.is_file():
+        raise PlotError(f"There is no task file {task}.")
 
 
 def load_task(path: Path) -> ModuleType:

@@ -10,13 +10,13 @@ import torch
 import typer
 from rich.markup import escape
 
-from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer
+from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer, require_file
 from plot_ot.cli.common import Quiet, Threads, console, errors
 from plot_ot.cli.language import Adapter, Device, Memory, Revision
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 from plot_ot.hypotheses.hypothesis import Hypothesis
 from plot_ot.hypotheses.pairs import read_pairs
-from plot_ot.localize import load_subject, localize
+from plot_ot.localize import METHODS, load_subject, localize
 from plot_ot.subjects import Subject
 
 Numbers = Annotated[str | None, typer.Option(help="Blocks to look at, such as 10-20 or 3,5,7 (default: all).")]
@@ -57,6 +57,10 @@ def localize_task(
         os.environ["PLOT_OT_DEBUG"] = "1"
     if (out / "manifest.json").exists():
         raise PlotError(f"{out} already holds a run. Choose another --out, or delete it.")
+    require_file(task)
+    if method not in METHODS:
+        unknown("method", method, METHODS)
+    chosen = {"layers": _numbers(layers)} if layers else {}
     torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
@@ -72,9 +76,7 @@ def localize_task(
         where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
         with errors.status(f"Loading {escape(model)}") if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
-        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": int(memory * (1 << 30))}
-        if layers:
-            options["layers"] = _numbers(layers)
+        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": int(memory * (1 << 30)), **chosen}
     elif not isinstance(subject, Subject):
         raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
     with errors.status("Localizing") if not quiet else errors.capture():
