@@ -1,13 +1,14 @@
 """Approximate signatures at scale: every neuron of a language model as a site.
 
-python benchmarks/scale_signatures.py                  # SmolLM2 with the planted adapter, 64 pairs, some minutes
+python benchmarks/scale_signatures.py                  # SmolLM2 with the planted adapter, 64 pairs, seeds 0 to 2
 python benchmarks/scale_signatures.py --pairs 8 --layers 24 26 28      # a quick look
 python benchmarks/scale_signatures.py --model planted-1000             # an embedded net, seconds
 
-Four parts, each written to docs/results/scale_signatures.json as soon as it is measured; run again with the same
+Five parts, each written to docs/results/scale_signatures.json as soon as it is measured; run again with the same
 options, what is there is not measured again (--fresh measures all).
 
 - agreement: all neurons of some blocks exactly, linearised, and linearised with exact verification within a budget;
+- seeds: the same agreement on the pairs of further seeds;
 - everywhere: all neurons of all blocks, without the exact comparison;
 - flatness: linearised signatures of 100 to 10,000 sites at the same places;
 - slope: exact signatures of growing menus, in resumed tokens.
@@ -102,10 +103,10 @@ class Bench:
     spent: Spent
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Bench:
+    def of(cls, args: argparse.Namespace, seed: int) -> Bench:
         adapter = None if args.model in TINY else args.adapter
         task = MultipleChoice(args.model, adapter, phi=args.phi, sizes=Sizes(args.pairs, 4, 4, 4))
-        prepared = task.prepare(args.seed, Path())
+        prepared = task.prepare(seed, Path())
         [fit] = record(prepared.subject, prepared.splits.fit)
         spent = Spent(fit.base_outputs.shape[-1])
         spent.watch(prepared.subject)
@@ -190,6 +191,15 @@ def agreement(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def further_seeds(bench: Bench, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The agreement over all sites on the pairs of each seed after the first."""
+    found = []
+    for seed in args.seeds[1:]:
+        r = agreement(Bench.of(args, seed), args)
+        found.append({"seed": seed, "share": r["share"], "rows": [x for x in r["by_cost"] if x["scope"] == "all"]})
+    return found
+
+
 def _top(cost: Tensor, sites: Sequence[int]) -> set[int]:
     return {sites[k] for k in cost[list(sites)].argsort(stable=True)[:TOP].tolist()}
 
@@ -267,8 +277,9 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
 
-PARTS: dict[str, Callable[[Bench, argparse.Namespace], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Bench, argparse.Namespace], Any]] = {
     "agreement": agreement,
+    "seeds": further_seeds,
     "everywhere": everywhere,
     "flatness": flatness,
     "slope": slope,
@@ -285,7 +296,7 @@ def page(results: Mapping[str, Any]) -> str:
         "# Approximate signatures at scale",
         "",
         f"Made by `{results['command']}` (commit {results['commit']}): MCQA on {o['model']}"
-        f"{' with adapter ' + o['adapter'] if o['model'] not in TINY else ''}, seed {o['seed']}, φ `{o['phi']}`, "
+        f"{' with adapter ' + o['adapter'] if o['model'] not in TINY else ''}, seed {o['seeds'][0]}, φ `{o['phi']}`, "
         f"{o['pairs']} fit pairs, one thread. A block-token is one token through one block; a backward pass counts as "
         f"two (in brackets: as one, which is what frozen weights leave of it).",
         "",
@@ -293,6 +304,7 @@ def page(results: Mapping[str, Any]) -> str:
     parts = results["parts"]
     for name, write in {
         "agreement": _agreement,
+        "seeds": _seeds,
         "everywhere": _everywhere,
         "flatness": _flatness,
         "slope": _slopes,
@@ -328,6 +340,21 @@ def _agreement(r: Mapping[str, Any]) -> list[str]:
         "The same for the sites of highest mass in the variable's row of the coupling:",
         "",
         *markdown(["transport", "variable", *shares], masses),
+    ]
+
+
+def _seeds(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        [str(r["seed"]), f"{r['share']:.1%}", x["variable"], f"{x['spearman']:.3f}"]
+        + [f"{x[k]:.2f}" for k in ("top_linear", "top_verified", "top_found")]
+        for r in found
+        for x in r["rows"]
+    ]
+    shares = ["linear alone", "verified", "found"]
+    return [
+        f"Shares of the exact top {TOP} by cost among all sites, on the pairs of other seeds:",
+        "",
+        *markdown(["seed", "share of the exact cost", "variable", "Spearman", *shares], rows),
     ]
 
 
@@ -386,7 +413,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, nargs="+", help="blocks to compare exactly (default: three of them)")
     parser.add_argument("--budget", type=float, default=0.1, help="share of the exact responses for verification")
     parser.add_argument("--everywhere-budget", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="the first one for all parts")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--fresh", action="store_true", help="measure again what is there")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
@@ -416,7 +443,7 @@ def main(argv: Sequence[str]) -> None:
     }
     wanted = [p for p in args.parts if p not in results["parts"]]
     if wanted:
-        bench = Bench.of(args)
+        bench = Bench.of(args, args.seeds[0])
         say(f"{len(bench.fit)} pairs recorded")
     for part in wanted:
         say(part)

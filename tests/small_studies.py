@@ -12,11 +12,13 @@ from plot_ot.methods import Method
 from plot_ot.runs import Json
 from plot_ot.signatures import SignatureSpec, readout
 from plot_ot.sites import blocks, pca_bands, whole_places
+from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.localize import Localize, ScoreSites, attribution, brute_force
+from plot_ot.stages.masks import MaskSpec, TrainMask
 from plot_ot.study import Prepared, Study
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.heq import Backbone, build_net, draw_splits
@@ -43,6 +45,8 @@ def heq(pairs: int = 60, seed: int = 1000) -> Prepared:
 HEQ_METHODS = (
     Method("plot", "", (Localize(), Calibrate(SEARCH, supports="place")), "baseline"),
     Method("das", "", (TrainDas((1, 4, 16), SHORT),), "baseline"),
+    Method("boundless", "", (TrainBoundless((1e-2,), spec=BoundlessSpec(batch=16, epochs=2)),), "baseline"),
+    Method("mask", "", (TrainMask(sparsities=(1e-2,), spec=MaskSpec(batch=16, epochs=2)),), "baseline"),
     Method("brute-force", "", (ScoreSites("brute-force", brute_force), Calibrate(SEARCH)), "baseline"),
 )
 

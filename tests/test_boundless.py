@@ -15,7 +15,14 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout
 from plot_ot.sites import pca_components
 from plot_ot.stages.base import Problem, State
-from plot_ot.stages.boundless import Bounded, BoundlessSpec, TrainBoundless, rotations, train_boundless
+from plot_ot.stages.boundless import (
+    Bounded,
+    BoundlessSpec,
+    BoundlessTraining,
+    TrainBoundless,
+    rotations,
+    train_boundless,
+)
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.descent import OPTIMISERS, DasSpec
@@ -77,7 +84,8 @@ def fit() -> BankRecording:
 
 def train(fit: BankRecording, spec: BoundlessSpec, variables=("p",), prices=(1e-2,), look=LOOK, **options):
     generator = torch.Generator().manual_seed(7)
-    return train_boundless(fit, fit.subject.places[0], variables, prices, look, spec, generator, **options)
+    training = BoundlessTraining(fit.subject.places[0], variables, prices, generator, **options)
+    return train_boundless(fit, [training], look, spec)
 
 
 def test_frames_are_orthonormal_and_boundaries_stay_inside(fit):

@@ -15,7 +15,7 @@ from plot_ot.signatures import readout
 from plot_ot.sites import blocks, neurons, subspaces, whole_places
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import correct
-from plot_ot.stages.masks import MaskSpec, TrainMask, train_masks
+from plot_ot.stages.masks import MaskSpec, MaskTraining, TrainMask, train_masks
 from plot_ot.subjects import BankRecording, record
 from refusals import assert_refused
 
@@ -110,7 +110,8 @@ def fit() -> BankRecording:
 
 def train(fit: BankRecording, spec: MaskSpec, variables=("p",), sparsities=(1e-2,), look=LOOK, seed=5):
     family = neurons(fit, [fit.subject.places[1]])
-    return train_masks(fit, family, variables, sparsities, look, spec, torch.Generator().manual_seed(seed))
+    training = MaskTraining(family, variables, sparsities, torch.Generator().manual_seed(seed))
+    return train_masks(fit, [training], look, spec)
 
 
 def test_a_batch_of_masks_trains_as_each_would_alone(fit):
@@ -160,5 +161,6 @@ def test_mistakes_are_refused(fit):
 def test_whole_places_can_be_masked(fit):
     """Over all places the mask of `layer1` or of any later one carries everything; nothing is swapped twice."""
     family = whole_places(fit, fit.subject.places)
-    [mask] = train_masks(fit, family, ("p",), (1e-2,), LOOK, SPEC, torch.Generator().manual_seed(0))
+    training = MaskTraining(family, ("p",), (1e-2,), torch.Generator().manual_seed(0))
+    [mask] = train_masks(fit, [training], LOOK, SPEC)
     assert mask.chosen.shape == (3,)

@@ -25,7 +25,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTE
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from plot_ot.engine.ray import RayEngine  # noqa: E402
+from plot_ot.engine.ray import RayEngine, _in_order  # noqa: E402
 
 SHARD = 20
 
@@ -93,6 +93,11 @@ class _DisturbedCrew:
                 self.engine.disturbances += 1
                 self.engine.happens()
             yield result
+
+
+def test_results_come_in_the_order_of_the_plan() -> None:
+    ends = [(2, "c"), (0, "a"), (3, "d"), (1, "b")]
+    assert list(_in_order(iter(ends))) == ["a", "b", "c", "d"]
 
 
 def test_an_address_where_nobody_is() -> None:

@@ -12,27 +12,26 @@ import socket
 import sys
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from plot_ot.banks import Bank
 from plot_ot.engine import Recipe
-from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches, without_caches
+from plot_ot.engine.ray_worker import Boxed, Done, Numerics, Told, Worker, kept, library
+from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches
 from plot_ot.engine.units import Crew, Shard, SharedRecording, Unit
 from plot_ot.errors import PlotError
-from plot_ot.guards import halvings
-from plot_ot.subjects import BankRecording, DecoderSubject, Store, Subject
+from plot_ot.subjects import Store, Subject
 from plot_ot.version import library_versions
 
 RETRIES = 100
 """A unit during which so many workers died will not do better the next time."""
 SENT = 256
 """Parts of recordings that are kept in Ray's object store for units to come."""
-RECORDINGS = 2
-"""Recordings of which a worker keeps its shards: a study has one of its banks, and one of banks to transfer to."""
 PASSED_ON = ("PLOT_OT_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
 """Environment variables that say where models are found."""
 
@@ -56,7 +55,7 @@ class RayEngine:
         self._started = not _initialized()
         if self._started:
             _connect(address, None if workers is None else workers * self.threads)
-        ray = _library()
+        ray = library()
         have = ray.cluster_resources()
         self.gpus = gpus if gpus is not None else float(have.get("GPU", 0) >= 1)
         room = have.get("GPU", 0) // self.gpus if self.gpus else have.get("CPU", 1) // self.threads
@@ -96,7 +95,7 @@ class RayEngine:
 
     def close(self) -> None:
         """Let go of the workers, and of the cluster if it was started here."""
-        ray = _library()
+        ray = library()
         if self._started:
             ray.shutdown()
         for worker in () if self._started else self.workers:
@@ -114,22 +113,10 @@ def _initialized() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _library(loopback: bool = False) -> Any:
-    """Ray, without its usage statistics; on `loopback`, with all it starts bound to 127.0.0.1 only."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if loopback:  # read when Ray is first imported; else it takes this machine's outside address for its own
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    try:
-        import ray
-    except ImportError as e:
-        raise PlotError("The engine 'ray' needs Ray, which is not installed. pip install 'plot-ot[ray]'.") from e
-    return ray
-
-
 def _connect(address: str | None, cpus: int | None) -> None:
     """Join the cluster at an address, or start one of this machine alone."""
     address = address or os.environ.get("RAY_ADDRESS")
-    ray = _library(loopback=not address)
+    ray = library(loopback=not address)
     try:
         if address:
             _knock(address)
@@ -158,106 +145,79 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-# -- the driver's side ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """What else results depend on: workers compute as the driver would."""
-
-    threads: int
-    dtype: torch.dtype
-    precision: str
-
-
-@dataclass(frozen=True)
-class Boxed:
-    """Something in Ray's object store, fetched by those who do not have it yet."""
-
-    key: str
-    where: Any
-    recording: str = ""
-    """The recording that a shard belongs to."""
-
-    @classmethod
-    def of(cls, value: Any, recording: str = "") -> Boxed:
-        """Put a value in the store; a reference inside another object is not fetched before it is asked for."""
-        return cls(uuid.uuid4().hex, _library().put(value), recording)
-
-    def open(self) -> Any:
-        """The value."""
-        return _library().get(self.where)
-
-
-@dataclass(frozen=True)
-class Done:
-    """What became of a unit: a value, or an error that the user can mend; and what to note about how it went."""
-
-    value: Any = None
-    error: PlotError | None = None
-    notes: tuple[str, ...] = ()
-
-
 class _RayCrew:
     """The driver's end of one recording: which worker has which shard, and what was sent to them already."""
 
     def __init__(self, workers: Sequence[Any], subject: Subject, replica: Boxed, notes: list[str]) -> None:
         self.workers, self.subject, self.replica, self.notes = workers, subject, replica, notes
-        self.shards: list[Boxed] = []
-        self._sent: OrderedDict[tuple[Any, ...], tuple[object, Any]] = OrderedDict()
+        self.shards = Boxed("", None)
+        self._sent: OrderedDict[tuple[Any, ...], tuple[Bank, Boxed]] = OrderedDict()
 
     def ready(self) -> None:
         """Wait until every worker has its replica; they would make it with their first unit anyway."""
-        list(_plainly(map(_library().get, [w.ready.remote(self.replica) for w in self.workers]), self.notes))
+        list(_plainly(map(library().get, [w.ready.remote(self.replica) for w in self.workers]), self.notes))
 
     def record(self, shards: Sequence[Shard]) -> Store:
         recording = uuid.uuid4().hex
-        self.shards = [Boxed.of(s, recording) for s in shards]
-        refs = [self._worker(k, 0, len(shards)).record.remote(self.replica, box) for k, box in enumerate(self.shards)]
-        store = to_device(merged(list(_plainly(map(_library().get, refs), self.notes))), self.subject)
+        boxes = [Boxed.of(s, recording) for s in shards]
+        self.shards = Boxed.of(boxes)
+        refs = [self._worker(k, 0, len(boxes)).record.remote(self.replica, box) for k, box in enumerate(boxes)]
+        store = to_device(merged(list(_plainly(map(library().get, refs), self.notes))), self.subject)
         return with_caches(store, Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
 
     def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:
         if any(u.whole for u in units):  # nobody has all that is needed: whoever is free takes the next
             from ray.util import ActorPool
 
-            told = [self._told(recording, u, None) for u in units]
+            told = [(k, self._told(recording, u, None)) for k, u in enumerate(units)]
             pool = ActorPool(list(self.workers))
-            return _plainly(pool.map(lambda worker, t: worker.run.remote(*t), told), self.notes)
+            # Ray's `map` keeps a worker waiting for those before it in the order; so take them as they come
+            done = pool.map_unordered(lambda worker, t: worker.numbered.remote(*t), told)
+            return _plainly(_in_order(done), self.notes)
         of_pair = recording.shard[recording.base_rows.cpu()]
         present, turns = len(of_pair.unique()), Counter[int]()
         refs = []
         for unit in units:
             shard = int(of_pair[unit.pairs][0])
             worker = self._worker(shard, turns[shard], present)
-            refs.append(worker.run.remote(*self._told(recording, unit, shard)))
+            refs.append(worker.run.remote(self._told(recording, unit, shard)))
             turns[shard] += 1
-        return _plainly(map(_library().get, refs), self.notes)
+        return _plainly(map(library().get, refs), self.notes)
 
     def _worker(self, shard: int, turn: int, count: int) -> Any:
         """Who works on a shard: always the same, or the same few in turn where there are more workers than shards."""
         several = max(1, len(self.workers) // count)
         return self.workers[(shard + count * (turn % several)) % len(self.workers)]
 
-    def _told(self, recording: SharedRecording, unit: Unit, shard: int | None) -> tuple[Any, ...]:
-        """What a worker is told: the replica, the part of the recording, the work, and where the shards' inputs are."""
+    def _told(self, recording: SharedRecording, unit: Unit, shard: int | None) -> Told:
         from ray import cloudpickle
 
-        reading = getattr(recording.subject, "reading", None)
         key = id(recording.bank), shard, tuple(p.name for p in unit.places)
-        if key not in self._sent:
+
+        def sent() -> tuple[Bank, Boxed]:  # the bank is kept so that nobody else gets its id
             part = replace(narrowed(recording, unit), subject=None)  # type: ignore[arg-type]
-            self._sent[key] = recording.bank, _library().put(cloudpickle.dumps(part))
-        self._sent.move_to_end(key)
-        while len(self._sent) > SENT:
-            self._sent.popitem(last=False)
+            return recording.bank, Boxed.of(cloudpickle.dumps(part))
+
+        _, part = kept(self._sent, key, sent, SENT)
         work = cloudpickle.dumps((unit.work, unit.args))
-        return self.replica, self._sent[key][1], work, self.shards, reading
+        reading = getattr(recording.subject, "reading", None)
+        return Told(self.replica, part, work, self.shards, reading)
+
+
+def _in_order(numbered: Iterator[tuple[int, Done]]) -> Iterator[Done]:
+    """Results by their numbers 0, 1, 2, ..., each as soon as those before it are there."""
+    early: dict[int, Done] = {}
+    due = 0
+    for number, result in numbered:
+        early[number] = result
+        while due in early:
+            yield early.pop(due)
+            due += 1
 
 
 def _plainly(results: Iterator[Done], notes: list[str]) -> Iterator[Any]:
     """What workers gave, or the error they met, without Ray's part of the story."""
-    ray = _library()
+    ray = library()
     try:
         for result in results:
             notes.extend(result.notes)
@@ -271,93 +231,3 @@ def _plainly(results: Iterator[Done], notes: list[str]) -> Iterator[Any]:
             f"A unit could not be finished although it was started again up to {RETRIES} times ({type(e).__name__}). "
             f"Workers that run out of memory look like this; use fewer workers per node or less --memory."
         ) from e
-
-
-# -- the workers' side ----------------------------------------------------------------------------------------
-
-
-class Worker:
-    """An actor with one replica and what it recorded; both are a cache, nothing is lost with them."""
-
-    def __init__(self, numerics: Numerics, versions: Mapping[str, str]) -> None:
-        torch.set_num_threads(numerics.threads)
-        torch.set_default_dtype(numerics.dtype)
-        torch.set_float32_matmul_precision(numerics.precision)
-        self.versions = versions
-        self.key = ""
-        self.subject: Subject | None = None
-        self.noted = 0
-        self.stores: OrderedDict[str, dict[str, Store]] = OrderedDict()
-
-    def ready(self, replica: Boxed) -> Done:
-        """Make the replica."""
-        return self._done(lambda: self._replica(replica) and None)
-
-    def record(self, replica: Boxed, shard: Boxed) -> Done:
-        """A shard's activations and outputs; keys and values stay here."""
-        return self._done(lambda: without_caches(self._recorded(self._replica(replica), shard)))
-
-    def run(self, replica: Boxed, part: bytes, work: bytes, shards: Sequence[Boxed], reading: str | None) -> Done:
-        """What a unit gives."""
-        from ray import cloudpickle
-
-        def result() -> Any:
-            subject = _watching(self._replica(replica), reading)
-            recording: BankRecording = cloudpickle.loads(part)
-            caches = Elsewhere(len(shards), lambda k: self._recorded(self._replica(replica), shards[k]))
-            store = with_caches(to_device(recording.store, subject), caches)
-            base, source = (rows.to(subject.device) for rows in (recording.base_rows, recording.source_rows))
-            do, args = cloudpickle.loads(work)
-            return do(replace(recording, subject=subject, store=store, base_rows=base, source_rows=source), *args)
-
-        return self._done(result)
-
-    def _done(self, result: Callable[[], Any]) -> Done:
-        try:
-            value = result()
-        except PlotError as e:
-            return Done(error=e)
-        new = halvings(self.subject)[self.noted :] if self.subject else []
-        self.noted += len(new)
-        return Done(value, notes=tuple(f"on a worker: {words}" for words in new))
-
-    def process(self) -> int:
-        """The number of its process."""
-        return os.getpid()
-
-    def node(self) -> str:
-        """The node it is on."""
-        return str(_library().get_runtime_context().get_node_id())
-
-    def _replica(self, box: Boxed) -> Subject:
-        if self.subject is None or self.key != box.key:
-            if (here := library_versions()) != self.versions:
-                raise PlotError(f"A worker has {here}, the driver {dict(self.versions)}: install the same everywhere.")
-            self.subject, self.noted, self.stores = None, 0, OrderedDict()  # make room first
-            made, identity = box.open()
-            subject = made if isinstance(made, Subject) else made()
-            if subject.identity() != identity:
-                raise PlotError(
-                    f"A worker's network is another than the driver's (weights {subject.identity()}, not {identity}). "
-                    f"Give all nodes the same model files."
-                )
-            self.subject, self.key = subject, box.key
-        return self.subject
-
-    def _recorded(self, subject: Subject, box: Boxed) -> Store:
-        if not isinstance(subject, DecoderSubject):  # whose units bring all they need
-            return record_shard(subject, box.open())
-        stores = self.stores.setdefault(box.recording, {})
-        if box.key not in stores:
-            stores[box.key] = record_shard(subject, box.open())
-        self.stores.move_to_end(box.recording)
-        while len(self.stores) > RECORDINGS:
-            self.stores.popitem(last=False)
-        return stores[box.key]
-
-
-def _watching(subject: Subject, reading: str | None) -> Subject:
-    """The replica, read out as the driver's subject is."""
-    if isinstance(subject, DecoderSubject) and reading != subject.reading:
-        return subject.watching(rest=reading == "rest", vocabulary=reading == "vocabulary")
-    return subject

@@ -8,7 +8,7 @@ width read off at the end is compared on calibration with its neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame
+from plot_ot.engine import Unit, run
 from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
 from plot_ot.stages.base import Problem, State
@@ -104,26 +105,19 @@ class TrainBoundless:
             raise PlotError(f"Boundless DAS needs prices >= 0 and widths >= 1; found {self.prices}, {self.widest}.")
 
     def __call__(self, problem: Problem, state: State) -> State:
-        found: list[Bounded] = []
+        trainings = []
+        for n, place in enumerate(problem.subject.places):
+            rooms: dict[int, tuple[Frame | None, list[str]]] = {}
+            for v in (v for v in problem.variables if place in state.places[v]):
+                room = self._room(state, v, place)
+                rooms.setdefault(0 if room is None else id(room.read), (room, []))[1].append(v)
+            starts = self._starts(state, place)
+            trainings += [
+                BoundlessTraining(place, variables, self.prices, problem.generator(n), self.widest, starts, room)
+                for room, variables in rooms.values()
+            ]
         with problem.clock.part("das"):
-            for n, place in enumerate(problem.subject.places):
-                rooms: dict[int, tuple[Frame | None, list[str]]] = {}
-                for v in (v for v in problem.variables if place in state.places[v]):
-                    room = self._room(state, v, place)
-                    rooms.setdefault(0 if room is None else id(room.read), (room, []))[1].append(v)
-                for room, variables in rooms.values():
-                    found += train_boundless(
-                        problem.fit,
-                        place,
-                        variables,
-                        self.prices,
-                        problem.look,
-                        self.spec,
-                        problem.generator(n),
-                        self.widest,
-                        self._starts(state, place),
-                        room,
-                    )
+            found = train_boundless(problem.fit, trainings, problem.look, self.spec)
         handles = {}
         with problem.clock.part("calibration"):
             for v in problem.variables:
@@ -171,48 +165,70 @@ def rotations(bounded: Bounded, epochs: int) -> list[Rotation]:
     return made
 
 
-def train_boundless(
-    recording: BankRecording,
-    place: Place,
-    variables: Sequence[str],
-    prices: Sequence[float],
-    look: Readout,
-    spec: BoundlessSpec,
-    generator: torch.Generator,
-    widest: int | None = None,
-    starts: Mapping[str, Frame] | None = None,
-    room: Frame | None = None,
-) -> list[Bounded]:
-    """Rotations with learned width for every variable x price x restart at one place, trained as one batch.
+@dataclass(frozen=True)
+class BoundlessTraining:
+    """What is to be trained at one place: rotations with learned width for every variable x price x restart.
 
     A variable's first restart begins with the directions of its frame in `starts` and the boundary after them; others
     begin at random, with half of the directions inside. In a `room` of orthonormal directions, rotations mix these.
     """
-    for v in variables:
-        recording.bank.require(v)
+
+    place: Place
+    variables: Sequence[str]
+    prices: Sequence[float]
+    generator: torch.Generator
+    widest: int | None = None
+    starts: Mapping[str, Frame] = field(default_factory=dict)
+    room: Frame | None = None
+
+
+def train_boundless(
+    recording: BankRecording, trainings: Sequence[BoundlessTraining], look: Readout, spec: BoundlessSpec
+) -> list[Bounded]:
+    """The rotations of several trainings; each is one unit of work, its jobs one batch of variants."""
+    units = []
+    for t in trainings:
+        for v in t.variables:
+            recording.bank.require(v)
+        jobs = [(v, price, r) for v in t.variables for price in t.prices for r in range(spec.restarts)]
+        args = t.place, jobs, look, spec, t.generator.get_state(), t.widest, t.starts, t.room
+        units.append(Unit(_train, slice(None), (t.place,), args))
+    learned: Iterator[list[Bounded]] = run(recording, units)
+    return [bounded for some in learned for bounded in some]
+
+
+def _train(
+    recording: BankRecording,
+    place: Place,
+    jobs: Sequence[Job],
+    look: Readout,
+    spec: BoundlessSpec,
+    state: Tensor,
+    widest: int | None,
+    starts: Mapping[str, Frame],
+    room: Frame | None,
+) -> list[Bounded]:
+    """Train the jobs of a place as one batch."""
+    generator = torch.Generator()
+    generator.set_state(state)
     like = recording.store.activations[place.name]
     room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
     widest = min(widest or room.rank, room.rank)
-    jobs = [(v, price, r) for v in variables for price in prices for r in range(spec.restarts)]
     columns = room.rank if spec.optimiser == "adam" else widest
-    start = starting_frames([(v, r) for v, _, r in jobs], room, columns, generator, starts or {})
+    start = starting_frames([(v, r) for v, _, r in jobs], room, columns, generator, starts)
     frames = trained_frames(spec.rotating(), start.to(like), like.new_ones(len(jobs), widest))
-    begin = [min((starts or {})[v].rank, widest) if v in (starts or {}) and not r else widest / 2 for v, _, r in jobs]
+    begin = [min(starts[v].rank, widest) if v in starts and not r else widest / 2 for v, _, r in jobs]
     bounded = _Bounded(place, room, frames, torch.tensor(begin).to(like), jobs, spec, widest)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     final, _ = descend(recording, [place], labels, look, spec.rotating(), generator, bounded)
-    return [
-        Bounded(
-            place,
-            v,
-            room.compose(frames.finished(j, widest)),
-            float(bounded.boundary[j]),
-            price,
-            r,
-            float(final[j]),
-        )
-        for j, (v, price, r) in enumerate(jobs)
-    ]
+    found = []
+    for j, (v, price, r) in enumerate(jobs):
+        frame = room.compose(frames.finished(j, widest)).to(torch.device("cpu"), like.dtype)
+        found.append(Bounded(place, v, frame, float(bounded.boundary[j]), price, r, float(final[j])))
+    return found
+
+
+Job = tuple[str, float, int]
 
 
 class _Bounded:
@@ -224,7 +240,7 @@ class _Bounded:
         room: Frame,
         frames: TrainedFrames,
         boundary: Float[Tensor, " jobs"],
-        jobs: Sequence[tuple[str, float, int]],
+        jobs: Sequence[Job],
         spec: BoundlessSpec,
         widest: int,
     ) -> None:

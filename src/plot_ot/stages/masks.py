@@ -8,7 +8,7 @@ with m > 0, taken whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from plot_ot.edits import EditBatch
+from plot_ot.engine import Unit, run
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
@@ -82,13 +83,14 @@ class TrainMask:
             raise PlotError(f"Masks need some λ, none below zero; found {self.sparsities}.")
 
     def __call__(self, problem: Problem, state: State) -> State:
-        masks: list[Mask] = []
         with problem.clock.part("das"):  # the part of what is learned by gradient
-            for n, (places, variables) in enumerate(self._groups(problem, state).items()):
-                family = self.menu(problem.fit, places)
-                masks += train_masks(
-                    problem.fit, family, variables, self.sparsities, problem.look, self.spec, problem.generator(n)
-                )
+            groups = self._groups(problem, state)
+            families = [self.menu(problem.fit, places) for places in groups]
+            plans = [
+                MaskTraining(family, variables, self.sparsities, problem.generator(n))
+                for n, (family, variables) in enumerate(zip(families, groups.values(), strict=True))
+            ]
+            masks = train_masks(problem.fit, plans, problem.look, self.spec)
         with problem.clock.part("calibration"):
             handles = {v: best_mask(problem, [m for m in masks if m.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
@@ -103,21 +105,55 @@ class TrainMask:
         return groups
 
 
+@dataclass(frozen=True)
+class MaskTraining:
+    """Masks to be learned over one family: for every variable x sparsity x restart."""
+
+    family: SiteFamily
+    variables: Sequence[str]
+    sparsities: Sequence[float]
+    generator: torch.Generator
+
+    def jobs(self, spec: MaskSpec) -> list[Job]:
+        """Every (variable, sparsity, restart)."""
+        return [(v, s, r) for v in self.variables for s in self.sparsities for r in range(spec.restarts)]
+
+
+Job = tuple[str, float, int]
+
+
 def train_masks(
+    recording: BankRecording, trainings: Sequence[MaskTraining], look: Readout, spec: MaskSpec
+) -> list[Mask]:
+    """The masks of several trainings, each with its own loss and clipping; a training is one unit of work."""
+    order = {p.name: k for k, p in enumerate(recording.subject.places)}
+    units = []
+    for t in trainings:
+        for v in t.variables:
+            recording.bank.require(v)
+        places = tuple(sorted(t.family.places, key=lambda p: order[p.name]))
+        args = t.family, places, t.jobs(spec), look, spec, t.generator.get_state()
+        units.append(Unit(_train, slice(None), places, args))
+    learned: Iterator[tuple[Bool[Tensor, "jobs sites"], list[float]]] = run(recording, units)
+    return [
+        Mask(t.family, v, s, r, on, loss)
+        for t, (chosen, losses) in zip(trainings, learned, strict=True)
+        for (v, s, r), on, loss in zip(t.jobs(spec), chosen, losses, strict=True)
+    ]
+
+
+def _train(
     recording: BankRecording,
     family: SiteFamily,
-    variables: Sequence[str],
-    sparsities: Sequence[float],
+    places: Sequence[Place],
+    jobs: Sequence[Job],
     look: Readout,
     spec: MaskSpec,
-    generator: torch.Generator,
-) -> list[Mask]:
-    """Masks for every variable x sparsity x restart over a family's sites, each with its own loss and clipping."""
-    for v in variables:
-        recording.bank.require(v)
-    jobs = [(v, s, r) for v in variables for s in sparsities for r in range(spec.restarts)]
-    order = {p.name: k for k, p in enumerate(recording.subject.places)}
-    places = sorted(family.places, key=lambda p: order[p.name])
+    state: Tensor,
+) -> tuple[Bool[Tensor, "jobs sites"], list[float]]:
+    """Which sites each job keeps, and its last loss."""
+    generator = torch.Generator()
+    generator.set_state(state)
     like = recording.store.activations[places[0].name]
     start = torch.randn(len(jobs), len(family), 1, generator=generator)
     start *= torch.tensor([float(r > 0) for _, _, r in jobs])[:, None, None]
@@ -125,7 +161,7 @@ def train_masks(
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     rounds = DasSpec(batch=spec.batch, least=spec.epochs, most=spec.epochs)
     final, _ = descend(recording, places, labels, look, rounds, generator, masks)
-    return [Mask(family, v, s, r, masks.logits[j, :, 0].cpu() > 0, float(final[j])) for j, (v, s, r) in enumerate(jobs)]
+    return masks.logits[:, :, 0].cpu() > 0, final.tolist()
 
 
 class _Masks:
@@ -136,7 +172,7 @@ class _Masks:
         family: SiteFamily,
         places: Sequence[Place],
         recording: BankRecording,
-        jobs: Sequence[tuple[str, float, int]],
+        jobs: Sequence[Job],
         start: Float[Tensor, "jobs sites 1"],
         spec: MaskSpec,
     ) -> None:
