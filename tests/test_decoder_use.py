@@ -28,7 +28,7 @@ from decoders import (
     variants,
     whole_forwards,
 )
-from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import DecoderSubject, Store, decoder, decoder_cache, decoder_shape, record_pairs
 from refusals import assert_refused
@@ -88,8 +88,8 @@ def test_keys_and_values_beyond_the_budget_go_to_a_file_that_is_removed(tmp_path
 def test_running_out_of_memory_halves_the_work_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = recorded(network("llama"))
     place = recording.subject.places[1]
-    arguments = (recording.store, recording.base_rows, place, variants(recording, place), {})
-    expected, sizes = recording.subject.resume(*arguments), []
+    edit = EditBatch(place, Frame.identity(place.width), torch.rand(3, place.width))
+    expected, sizes = resume_edited(recording, [edit]), []
     whole = decoder.resumed_pass
 
     def with_little_memory(*given: object) -> torch.Tensor:
@@ -99,7 +99,7 @@ def test_running_out_of_memory_halves_the_work_and_goes_on(monkeypatch: pytest.M
         return whole(*given)
 
     monkeypatch.setattr(decoder, "resumed_pass", with_little_memory)
-    assert relative(recording.subject.resume(*arguments), expected) < 1e-5
+    assert relative(resume_edited(recording, [edit]), expected) < 1e-5
     assert sizes[0] == 18
     assert sizes[-1] <= 3
 

@@ -13,7 +13,7 @@ from plot_ot.banks import Bank, draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.engine import InProcess, Shard, SharedRecording, Unit, record_shared, run, shards
-from plot_ot.engine.stores import Elsewhere, narrowed, record_shard, with_caches
+from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, with_caches, without_caches
 from plot_ot.engine.units import inputs_per_shard, plan
 from plot_ot.errors import PlotError
 from plot_ot.signatures import readout
@@ -21,7 +21,9 @@ from plot_ot.stages import das
 from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, record
+from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, decoder, record
+from plot_ot.subjects.base import Share
+from plot_ot.subjects.decoder_vectors import Joined, Spilled, on_disk
 from small_studies import HEQ_METHODS, bits, choices, heq, run_all
 
 
@@ -67,7 +69,8 @@ def test_every_input_is_in_one_shard_and_every_base_can_be_resumed(size: int) ->
     assert torch.equal(inputs[rows], asked)
     assert len(inputs) == len(asked.unique(dim=0))
     assert max(len(p.inputs) for p in parts) <= size
-    assert sum(p.share for p in parts) == pytest.approx(1)
+    assert [sum(p.share[k] for p in parts) for k in (0, 1)] == pytest.approx([1, 1])
+    assert all(bool(p.share.bases) == bool(len(p.bases)) for p in parts)
     kept = torch.cat([torch.isin(torch.arange(len(p.inputs)), p.bases) for p in parts])
     bases = torch.cat([b.base for b in BANKS]).unique(dim=0)
     assert torch.equal(inputs[kept].unique(dim=0), bases)  # nothing is kept of inputs that are sources only
@@ -129,13 +132,88 @@ def test_what_is_sent_gives_the_same_bits_as_what_is_here(kind: str) -> None:
         assert torch.equal(respond(there, [edit]), next(run(recording, [unit])))
 
 
-def test_a_shard_is_recorded_within_its_share_of_the_memory() -> None:
-    subject, seen = small_decoder(), []
-    subject._record, given = lambda *args: seen.append(subject.memory) or given(*args), subject._record
+def vector_bytes(subject: DecoderSubject, rows: int) -> int:
+    """Bytes of everything that is recorded of so many inputs but keys and values."""
+    return 4 * rows * (sum(p.width for p in subject.places) + subject.decoder.width)
+
+
+@pytest.mark.parametrize("more", [0, 8], ids=["too little", "enough"])
+def test_bases_share_the_memory_that_all_inputs_vectors_leave(more: int) -> None:
+    """Shards of sources only keep no keys and values: their part of the memory is the bases'."""
+    parts, _ = plan(BANKS, 7)
+    assert any(not len(p.bases) for p in parts)
+    subject = small_decoder()
+    inputs, bases = sum(len(p.inputs) for p in parts), sum(len(p.bases) for p in parts)
+    longest = 5
+    needed = vector_bytes(subject, inputs) + subject.cache_bytes(bases, longest)
+    subject.memory = -(-4 * needed // 3) + (more or -8)
+    stores = [record_shard(subject, part) for part in parts]
+    spilled = [store.caches[0].spilled for store, part in zip(stores, parts, strict=True) if len(part.bases)]
+    assert all(spilled) != bool(more)
+    assert any(spilled) != bool(more)
+    assert all(isinstance(store.activations, dict) for store in stores)
+
+
+def test_shards_of_sources_keep_their_vectors_in_memory() -> None:
+    """They have no part in the memory for keys and values, but one in that for vectors."""
+    subject = small_decoder()
     rows = BANKS[0].base[:4]
-    record_shard(subject, Shard(rows, torch.arange(4), 0.25))
-    assert seen == [1 << 30]
-    assert subject.memory == 4 << 30
+    for memory, inside in ((4 * 2 * vector_bytes(subject, 4), True), (4 * vector_bytes(subject, 4), False)):
+        subject.memory = memory
+        store = record_shard(subject, Shard(rows, torch.arange(0), Share(0.5, 0.0)))
+        assert isinstance(store.activations, dict) == inside
+
+
+@pytest.mark.parametrize("size", [7, 1000])
+@pytest.mark.parametrize("known", [5, 40])
+def test_what_was_remembered_is_not_run_again_by_any_shard(
+    size: int, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard may find some of its inputs among remembered ones: its bases are then in several caches."""
+    subject, rows_run, whole = small_decoder(), [], decoder.whole_pass
+    plainly = record(small_decoder(), *BANKS)
+    inputs = torch.cat([x for bank in BANKS for x in (bank.base, bank.source)]).unique(dim=0)
+    monkeypatch.setattr(decoder, "whole_pass", lambda *given: rows_run.append(len(given[1])) or whole(*given))
+    subject.record(inputs[::2][:known], remember=True)
+    subject.record(inputs[1::2][:known], remember=True)
+    before = sum(rows_run)
+    recordings = shared(subject, size)
+    assert sum(rows_run) == before + max(0, len(inputs) - 2 * known)
+    for cut, expected in zip(recordings, plainly, strict=True):
+        for place in subject.places:
+            edit = EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))
+            torch.testing.assert_close(respond(cut, [edit]), respond(expected, [edit]), rtol=1e-4, atol=1e-5)
+    subject.record(inputs)
+    assert sum(rows_run) == before + max(0, len(inputs) - 2 * known) + len(inputs)  # forgotten once used
+
+
+@pytest.mark.parametrize("kind", SUBJECTS)
+def test_activations_beyond_what_memory_may_hold_are_merged_on_disk(kind: str) -> None:
+    subject = SUBJECTS[kind]()
+    parts, _ = plan(BANKS, 7)
+    stores = [without_caches(record_shard(subject, part)) for part in parts]
+    expected = merged(stores)
+    held = sum(t.nbytes for t in expected.activations.values())
+    assert isinstance(merged(iter(stores), held).activations, dict)
+    asked: list[int] = []
+
+    def one_by_one() -> Iterator[Store]:
+        for k, store in enumerate(stores):
+            asked.append(k)
+            yield store
+
+    found = merged(one_by_one(), held // 2)
+    assert asked == list(range(len(stores)))
+    assert isinstance(found.activations, Joined)
+    assert all(isinstance(part, Spilled) for part in found.activations.parts)
+    for name, vectors in expected.activations.items():
+        assert torch.equal(found.activations[name], vectors)
+    assert torch.equal(found.outputs, expected.outputs)
+
+
+def test_only_what_a_file_can_hold_goes_there() -> None:
+    doubles = {"layer1": torch.rand(3, 2, dtype=torch.float64)}
+    assert on_disk(doubles) is doubles
 
 
 # -- units ----------------------------------------------------------------------------------------------------

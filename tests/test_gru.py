@@ -183,6 +183,33 @@ def test_gradients_reach_frames_and_gains_but_never_the_weights():
     assert all(p.requires_grad and p.grad is None for p in net.parameters())
 
 
+def test_a_batch_keeps_to_the_memory_there_is():
+    subject = GRUSubject(network(), STEPS)
+    assert subject.responses_per_batch == (1 << 17) // WIDTH  # a core's cache is less than the memory
+    subject.memory = 10 * subject.response_bytes + 1
+    assert subject.responses_per_batch == 10
+    subject.memory = 1
+    assert subject.responses_per_batch == 1
+
+
+@pytest.mark.parametrize("start", [0, STEPS - 2])
+def test_a_response_takes_no_more_than_it_is_said_to(start):
+    """Bytes that PyTorch's own profiler sees in use while a batch is resumed."""
+    net = GRUNet(2, 64)
+    subject, rows, variants = GRUSubject(net, STEPS), 64, 32
+    [recording] = record_pairs(subject, (bits(1, rows), bits(2, rows)))
+    place = subject.places[start]
+    edited = rand(3, variants, rows, 64)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        subject.resume(recording.store, recording.base_rows, place, edited, {})
+    held = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    assert 0.6 < (peak + edited.nbytes) / (variants * rows * subject.response_bytes) <= 1
+
+
 # -- recording ------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import torch
 
 import decoders
 from plot_ot import cli
+from plot_ot.banks import Splits
 from plot_ot.cli.explain import _language_shape, language_scene
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
@@ -22,6 +23,7 @@ from plot_ot.methods import Method, progressive
 from plot_ot.plan import (
     MACHINES,
     PRESETS,
+    Bill,
     Machine,
     Memory,
     Scene,
@@ -36,6 +38,7 @@ from plot_ot.plan import (
 )
 from plot_ot.plan.costs import Cost
 from plot_ot.plan.scene import Unloaded
+from plot_ot.signatures import readout
 from plot_ot.sites import blocks
 from plot_ot.stages.base import Clock
 from plot_ot.stages.calibrate import Search, correct
@@ -45,7 +48,7 @@ from plot_ot.stages.localize import Localize
 from plot_ot.stages.masks import TrainMask
 from plot_ot.stages.prefilter import Prefilter
 from plot_ot.study import Prepared, Study
-from plot_ot.subjects import DecoderSubject, Subject
+from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
 from plot_ot.subjects.decoder_vectors import Joined, Spilled
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice
 from plot_ot.tasks.text_data import Sizes
@@ -138,9 +141,8 @@ def test_hierarchical_equality_runs_as_many_layers_as_planned(name, heq, monkeyp
     task, scene, prepared = heq
     seen, _ = run(prepared, task.methods()[name], scene.shape, monkeypatch)
     planned = plan(task.methods()[name], scene, CPU)
-    assert planned.cost.forward - planned.parts["recording"].forward == pytest.approx(
-        sum(seen.forward.values()), rel=0.3
-    )
+    assert resumed(planned) == pytest.approx(sum(seen.forward.values()), rel=0.3)
+    assert resumed(planned.lowest) <= sum(seen.forward.values()) <= resumed(planned.highest)
     if "signatures" in planned.parts:
         assert planned.parts["signatures"].forward == seen.forward["signatures"]
 
@@ -152,8 +154,6 @@ def adder() -> tuple[BinaryAddition, Scene, Prepared]:
     outline = task.outline(1000)
     scene = Scene.of_subject(outline.subject, outline.splits, outline.outputs)
     other = task.outline(1000)  # another network of the same shape
-    from plot_ot.signatures import readout
-
     return task, scene, Prepared("addition", "gru", 1000, other.subject, outline.splits, readout("sigmoid"))
 
 
@@ -173,6 +173,9 @@ def test_addition_runs_as_many_steps_as_planned(name, adder, monkeypatch):
     done = planned.cost.forward - planned.parts["recording"].forward
     assert done == pytest.approx(sum(seen.forward.values()), rel=0.1)  # how many places Stage A tries is a guess
     assert planned.cost.backward == sum(seen.backward.values())
+    before = plan(method, scene, CPU)  # the places are not known: as wrong as chance has it, but within the range
+    assert resumed(before.lowest) <= sum(seen.forward.values()) <= resumed(before.highest)
+    assert before.lowest.cost.backward <= sum(seen.backward.values()) <= before.highest.cost.backward
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +203,63 @@ def test_questions_run_as_many_block_tokens_as_planned(name, mcqa, monkeypatch):
     done = sum(seen.forward.values()) + sum(whole.forward.values())
     for planned in (known, before):  # also before it is known where the variables are
         assert planned.cost.forward - planned.parts["filter"].forward == pytest.approx(done, rel=0.3)
+    own = sum(seen.forward.values())
+    assert resumed(before.lowest) <= own <= resumed(before.highest)
+
+
+def resumed(bill: Bill) -> float:
+    """Block-tokens of a method's own passes, forward."""
+    return sum(c.forward for part, c in bill.parts.items() if part not in ("filter", "recording", "transfer"))
+
+
+@pytest.mark.parametrize("task", ["heq", "adder", "mcqa"])
+def test_the_expected_lies_between_the_cheapest_and_the_dearest(task, request):
+    configured, scene, *_ = request.getfixturevalue(task)
+    for method in configured.methods().values():
+        found = plan(method, scene, CPU)
+        tokens = [bill.cost.block_tokens for bill in (found.lowest, found, found.highest)]
+        assert tokens == sorted(tokens), method.name
+        seconds = [sum(bill.seconds.values()) for bill in (found.lowest, found, found.highest)]
+        assert seconds == sorted(seconds), method.name
+        # nothing that is known beforehand has a range
+        assert found.lowest.parts["recording"] == found.parts["recording"] == found.highest.parts["recording"]
+
+
+def test_early_places_are_dear_and_late_ones_cheap(mcqa):
+    """Every single place that Stage A may keep lies in the range, and the ends are reached by the first and last."""
+    task, scene = mcqa
+    method, variables = task.methods()["plot-native"], scene.fit.bank.variables
+    found = plan(method, scene, CPU)
+    told = [plan(method, scene, CPU, chosen={v: [p] for v in variables}) for p in scene.shape.places]
+    tokens = [t.cost.block_tokens for t in told]
+    assert tokens == sorted(tokens, reverse=True)
+    assert found.lowest.cost.block_tokens <= tokens[-1] < found.cost.block_tokens < tokens[0]
+    assert tokens[0] <= found.highest.cost.block_tokens
+
+
+def test_layers_of_your_own_are_resumed_after_the_place(heq, monkeypatch):
+    """What `localize` runs on an nn.Sequential: only the layers after a place run again, and only they are planned."""
+    _, scene, _ = heq
+    splits = Splits(scene.fit.bank, scene.calibration.bank, {k: r.bank for k, r in scene.tests.items()})
+    width = splits.fit.base.shape[1]
+    torch.manual_seed(1000)
+    layers = [torch.nn.Linear(width, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 8), torch.nn.GELU()]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(8, 2))
+    subject = SequentialSubject(net, ["2", "4"], splits.fit.base[:1])
+    own = Scene.of_subject(subject, splits, 2)
+    assert own.shape.blocks == 6
+    ran = Counter()
+    for k, layer in enumerate(net):
+        layer.register_forward_hook(lambda *_, k=k: ran.update([k]))
+    for place, after in zip(subject.places, own.shape.after, strict=True):
+        ran.clear()
+        subject.resume(own.fit.store, torch.tensor([0]), place, own.fit.base_at(place)[:1].unsqueeze(0), {})
+        assert sum(ran.values()) == after
+    prepared = Prepared("localize", "layers", 1000, subject, splits, readout("softmax"))
+    method = progressive(subject.places, len(splits.fit.variables))
+    seen, _ = run(prepared, method, own.shape, monkeypatch)
+    found = plan(method, own, CPU)
+    assert resumed(found.lowest) <= sum(seen.forward.values()) <= resumed(found.highest)
 
 
 def test_the_filter_asks_as_many_prompts_as_planned(mcqa, monkeypatch):
@@ -216,10 +276,24 @@ def test_a_recording_is_as_large_as_planned(mcqa):
     held = plan(task.methods()["plot"], scene, CPU).memory
     kept = sum(a.nbytes for a in store.activations.values()) + store.final.nbytes
     assert len(store.caches) == scene.inputs.shards
-    assert held.vectors == 2 * kept  # shards and what they are put together to
+    assert held.vectors == held.joined == kept  # shards and what they are put together to
     assert held.keys == pytest.approx(store.cache_bytes, rel=0.05)  # prompts answered wrong are replaced
     assert not held.spilled
     assert not held.on_disk
+
+
+@pytest.mark.parametrize(("share", "spilled"), [(0.8, False), (1.2, True)])
+def test_what_goes_to_files_is_as_planned(share, spilled, mcqa):
+    """Budgets that leave a little more, or less, than keys and values take; and one that has no room for vectors."""
+    task, scene = mcqa
+    held = plan(task.methods()["plot"], scene, CPU).memory
+    budgets = [int((held.keys / share + held.vectors) * 4 / 3), int(held.vectors * 2)]
+    for budget, on_disk in zip(budgets, (False, True), strict=True):
+        small = replace(task, memory=budget)
+        store = Study(small.prepare(1000, Path())).problem.fit.store
+        found = plan(task.methods()["plot"], language_scene(small, scene.shape, 1000), CPU).memory
+        assert found.on_disk == isinstance(store.activations, (Joined, Spilled)) == on_disk
+        assert found.spilled == all(c.spilled for c in store.caches if len(c)) == (spilled or on_disk)
 
 
 def test_where_dimensions_and_places_are_chosen_later_the_plan_says_so(mcqa):
@@ -344,9 +418,35 @@ def test_units_are_shared_out_over_replicas(units, replicas, share):
     assert Cost(flops=1e12, units=units).seconds(GPU, Spread(1, replicas, 0.0)) == pytest.approx(2 * share)
 
 
+def held(weights: float) -> Memory:
+    return Memory(weights, 1e9, 0.0, False, 1e9, False, 1e9, 0.0, 0.0)
+
+
+def test_memory_is_what_is_held_at_the_same_time():
+    """Shards are put together before anything is resumed: the second copy and the batch are never there together."""
+    assert held(5e9).kept == 3e9
+    assert replace(held(5e9), joined=0.5e9).kept == 3e9
+    assert replace(held(5e9), joined=4e9, slack=1e9).total == 5e9 + 6e9 + 1e9
+    assert replace(held(5e9), spilled=True).kept == 2e9
+
+
+def test_workers_share_the_time_and_nothing_else(mcqa):
+    task, scene = mcqa
+    one, two = (plan(task.methods()["plot-native"], scene, CPU, workers=n) for n in (1, 2))
+    assert two.spread.replicas == 2
+    assert one.cost == two.cost
+    assert one.memory == two.memory
+    assert two.seconds["signatures"] < one.seconds["signatures"]
+    assert two.seconds["filter"] == one.seconds["filter"]
+    with pytest.raises(PlotError, match=r"3 workers do not fit: a replica takes 2 GPUs each, and there is room for 2"):
+        Spread.of(held(141e9), replace(GPU, devices=4), 3)
+    with pytest.raises(PlotError, match=r"9 workers do not fit: a replica takes 8 GB each, and there is room for 1"):
+        Spread.of(held(5e9), CPU, 9)
+
+
 def test_models_lie_on_as_few_devices_as_hold_them():
     def spread(weights: float, devices: int) -> Spread:
-        return Spread.of(Memory(weights, 1e9, False, 1e9, False, 1e9, 0.0), replace(GPU, devices=devices))
+        return Spread.of(held(weights), replace(GPU, devices=devices))
 
     assert spread(16e9, 8) == Spread(1, 8, 0.0)
     assert spread(141e9, 8) == Spread(2, 4, 0.0)
@@ -377,6 +477,29 @@ def told(monkeypatch, capsys, *words: str) -> dict:
     with contextlib.suppress(SystemExit):
         cli.main()
     return json.loads(capsys.readouterr().out)
+
+
+def said(monkeypatch, capsys, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["plot-ot", "explain", *words])
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    out = capsys.readouterr()
+    return " ".join((out.out + out.err).split())
+
+
+def test_explain_says_what_workers_change_and_how_far_a_plan_may_be_off(monkeypatch, capsys):
+    words = ["mcqa", "--methods", "plot,plot-das"]
+    alone, two = said(monkeypatch, capsys, *words), said(monkeypatch, capsys, *words, "--workers", "2")
+    assert "One replica, in this process." in alone
+    assert "2 replicas, as with --engine ray --workers 2. Each holds weights of its own" in two
+    assert "For DAS every worker records the fit bank for itself, which is not counted." in two
+    assert ("sent to workers" in two) > ("sent to workers" in alone)
+    for text in (alone, two):
+        assert "lowest is if they are late, where few blocks are left to run, highest if early" in text
+
+
+def test_explain_says_that_it_plans_no_task_files(monkeypatch, capsys):
+    assert "mine.py is a task file, and explain plans the studies of" in said(monkeypatch, capsys, "mine.py")
 
 
 def test_gemma_is_planned_without_hub_or_weights(monkeypatch, capsys):

@@ -4,11 +4,8 @@ appears.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -21,28 +18,9 @@ from plot_ot.subjects.base import Rewrite
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Room:
-    """How many (variant, pair) responses of a subject fit at once, as far as running out of memory has shown."""
-
-    responses: int | None = None
-    halvings: list[str] = field(default_factory=list)
-
-
-_rooms: WeakKeyDictionary[Subject, _Room] = WeakKeyDictionary()
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-
-
 def halvings(subject: Subject) -> list[str]:
     """What was cut smaller because memory ran out, in words."""
-    return list(_rooms[subject].halvings) if subject in _rooms else []
-
-
-def is_out_of_memory(e: BaseException) -> bool:
-    """Whether an error says that memory, the CPU's or an accelerator's, has run out."""
-    if isinstance(e, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(e, RuntimeError) and any(words in str(e).lower() for words in _WORDS)
+    return list(subject.room.halvings)
 
 
 def within_memory(
@@ -52,27 +30,12 @@ def within_memory(
 
     What has been learned about a subject's room is kept, so that its next batches are cut before they fail.
     """
-    room = _rooms.setdefault(subject, _Room())
 
     def part(v: slice, p: slice) -> Tensor:
         wide, long = v.stop - v.start, p.stop - p.start
-        if room.responses is None or wide * long <= room.responses or wide * long == 1:
-            try:
-                return run(v, p)
-            except Exception as e:
-                if not is_out_of_memory(e):
-                    raise
-                if wide * long == 1:
-                    raise PlotError(
-                        f"Not even one response fits into memory ({_first_line(e)}). Free some, take a smaller network "
-                        f"or type, or another machine."
-                    ) from e
-                said = _first_line(e)
-            gc.collect()  # what the failed attempt held must be gone before the next
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            room.responses = wide * long // 2
-            room.halvings.append(f"chunk halved from {wide * long} to {room.responses} responses ({said})")
+        done = subject.room.attempt(lambda: run(v, p), wide * long, "response")
+        if done is not None:
+            return done
         axis, (left, right) = (1, _halves(p)) if long > 1 else (0, _halves(v))
         parts = [part(v, left), part(v, right)] if axis else [part(left, p), part(right, p)]
         return torch.cat(parts, dim=axis)
@@ -83,10 +46,6 @@ def within_memory(
 def _halves(s: slice) -> tuple[slice, slice]:
     middle = (s.start + s.stop) // 2
     return slice(s.start, middle), slice(middle, s.stop)
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0][:120]
 
 
 # -- numbers --------------------------------------------------------------------------------------------------

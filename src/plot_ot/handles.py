@@ -267,13 +267,16 @@ class Setting:
         """The network's outputs for the base inputs with the variable set to the value."""
         self.handle.require(subject)
         (start, first), *later = self._changes(subject).items()
-        place, outputs = subject.place(start), []
+        place = subject.place(start)
+
+        def outputs(rows: Tensor) -> Tensor:
+            edited = first(recording.store.activations[start][rows].unsqueeze(0))
+            return subject.resume(recording.store, rows, place, edited, dict(later))[0]
+
         with torch.no_grad(), apart():
             [recording] = record_pairs(subject, (base, base))
-            for rows in recording.base_rows.split(subject.responses_per_batch):
-                edited = first(recording.store.activations[start][rows].unsqueeze(0))
-                outputs.append(subject.resume(recording.store, rows, place, edited, dict(later))[0])
-        return torch.cat(outputs)
+            chunks = recording.base_rows.split(subject.responses_per_batch)
+            return torch.cat([piece for rows in chunks for piece in subject.room.pieces(outputs, rows, "response")])
 
     def on(
         self, network: Subject | nn.Module, *, base: Tensor | None = None, every_token: bool = False

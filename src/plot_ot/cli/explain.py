@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,10 @@ MachineName = Annotated[
     str | None, typer.Option("--machine", help="'this' (measured now; the default), 'h100' or 'a100'.")
 ]
 Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine in place of a preset's numbers.")]
-Gpus = Annotated[int | None, typer.Option(min=1, help="How many such devices.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="How many GPUs there are.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Workers, as of `run --engine ray --workers` (default: one per GPU).")
+]
 Cores = Annotated[int, typer.Option(min=1, help="Torch threads of the measurement.")]
 Flops = Annotated[float | None, typer.Option(help="FLOP/s of large products on one device.")]
 Bandwidth = Annotated[float | None, typer.Option(help="Bytes/s of one device's memory.")]
@@ -78,6 +82,7 @@ def explain(
     machine: MachineName = None,
     measured: Measure = False,
     gpus: Gpus = None,
+    workers: Workers = None,
     cores: Cores = 1,
     flops: Flops = None,
     bandwidth: Bandwidth = None,
@@ -96,6 +101,11 @@ def explain(
         "mcqa": lambda: MultipleChoice(model or "tiny", adapter, sizes=sizes, memory=int(memory * 1e9)),
         "ioi": lambda: IndirectObject(model or "smollm2", adapter, sizes=sizes, memory=int(memory * 1e9)),
     }
+    if task not in tasks and task.endswith(".py"):
+        raise PlotError(
+            f"{task} is a task file, and explain plans the studies of `plot-ot list`: {', '.join(tasks)}. See whether "
+            f"the file is ready with `plot-ot check`; docs/planner.md says how to plan your own network from Python."
+        )
     if task not in tasks:
         unknown("task", task, tasks)
     configured: Task = tasks[task]()
@@ -120,7 +130,7 @@ def explain(
         call=call,
     )
     chosen: list[Method] = pick(offered, methods.split(",") if methods else None)
-    plans = [plan(m, scene, found, epochs=epochs) for m in chosen]
+    plans = [plan(m, scene, found, epochs=epochs, workers=workers) for m in chosen]
     if as_json:
         told = {"task": configured.config(), "shape": _plain(scene.shape), "machine": vars(found)}
         print(json.dumps({**told, "plans": [p.json() for p in plans]}, indent=1, default=str))
@@ -190,8 +200,8 @@ def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
 def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     shape, inputs, held = scene.shape, scene.inputs, plans[0].memory
     console.print(
-        f"Recording: {inputs.count:,} forwards (every distinct input once), {held.vectors / 1e6:.1f} MB kept; "
-        f"largest batch {max(p.memory.batch for p in plans) / 1e6:.1f} MB.",
+        f"Recording: {inputs.count:,} forwards (every distinct input once), {_short(held.vectors, BYTE)} kept; "
+        f"largest batch {_short(max(p.memory.batch for p in plans), BYTE)}.",
         highlight=False,
     )
     if shape.language:
@@ -199,43 +209,83 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
         if held.on_disk:
             console.print("Recorded vectors take more than a quarter of --memory: they go to a temporary file.")
         console.print(
-            f"{shape.name}: {shape.weights:,} parameters ({shape.weight_bytes / 1e9:.2f} GB), {shape.blocks} blocks of "
-            f"width {shape.width}; prompts of up to {inputs.longest} tokens, keys and values of the bases "
-            f"{held.keys / 1e6:.1f} MB ({where}).",
+            f"{shape.name}: {shape.weights:,} parameters ({_short(shape.weight_bytes, BYTE)}), {shape.blocks} blocks "
+            f"of width {shape.width}; prompts of up to {inputs.longest} tokens, keys and values of the bases "
+            f"{_short(held.keys, BYTE)} ({where}).",
             highlight=False,
         )
-    spread = plans[0].spread
-    console.print(
-        f"Machine: {machine.devices} x {machine.name}{' (measured)' if machine.measured else ''}, "
-        f"{machine.flops / 1e12:.3g} TFLOP/s and {machine.bandwidth / 1e9:.3g} GB/s each, of which blocks reach "
-        f"{machine.efficiency:.0%}; {machine.call * 1e6:.0f} µs per block call; {machine.memory / 1e9:.0f} GB each. "
-        f"{spread.replicas} replica{'s' if spread.replicas > 1 else ''} on {spread.devices} each"
-        + (
-            f"; {spread.missing:.0%} of the weights do not fit and are fetched in every pass."
-            if spread.missing
-            else "."
-        ),
-        highlight=False,
-    )
-    counts = tables.plain_table("Per seed")
-    for column in ("method", "sites", "calibration variants", "rotations", "responses", "block-tokens", "TFLOP"):
+    console.print(_machine_words(machine), highlight=False)
+    console.print(_spread_words(machine, plans), highlight=False)
+    counts = tables.plain_table("Computed, per seed")
+    for column in ("method", "sites", "calibration variants", "rotations", "block-tokens", "lowest", "highest", "FLOP"):
         counts.add_column(column, justify="left" if column == "method" else "right")
     for p in plans:
-        cells = [p.sites, p.variants, p.rotations, round(p.responses), round(p.cost.block_tokens)]
-        tera = (p.cost.flops + p.cost.single) / 1e12
-        counts.add_row(p.method, *(f"{x:,}" for x in cells), _short(tera))
+        tokens = [round(bill.cost.block_tokens) for bill in (p, p.lowest, p.highest)]
+        cells = [f"{x:,}" for x in (p.sites, p.variants, p.rotations, *tokens)]
+        counts.add_row(p.method, *cells, _short(p.cost.flops + p.cost.single, FLOP))
     console.print(counts)
     parts = [column for column, some in PARTS.items() if any(set(some) & set(p.parts) for p in plans)]
-    times = tables.plain_table("Predicted seconds, memory and bytes (DAS: all the epochs it may train)")
-    for column in ("method", *parts, "in all", "peak GB", "moved GB", "keys GB", "sent GB"):
+    times = tables.plain_table("Time, per seed")
+    for column in ("method", *parts, "in all", "lowest", "highest"):
         times.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for p in plans:
         seconds = [sum(p.seconds.get(part, 0.0) for part in PARTS[column]) for column in parts]
-        gigabytes = [x / 1e9 for x in (p.memory.total, p.cost.moved, p.cost.keys, p.cost.sent)]
-        times.add_row(p.method, *map(_short, [*seconds, sum(p.seconds.values()), *gigabytes]))
+        seconds += [sum(bill.seconds.values()) for bill in (p, p.lowest, p.highest)]
+        times.add_row(p.method, *map(_clock, seconds))
     console.print(times)
+    sizes = tables.plain_table("Memory, and bytes moved")
+    columns: dict[str, Callable[[Plan], float]] = {
+        "weights": lambda p: p.memory.weights,
+        "needed besides": lambda p: p.memory.kept,
+        "with the allocator's": lambda p: p.memory.slack and p.memory.kept + p.memory.slack,
+        "read and written": lambda p: p.cost.moved,
+        "keys of it": lambda p: p.cost.keys,
+        "sent to workers": lambda p: p.cost.sent if p.spread.replicas > 1 else 0.0,
+    }
+    columns = {name: of for name, of in columns.items() if any(map(of, plans))}
+    for column in ("method", *columns):
+        sizes.add_column(column, justify="left" if column == "method" else "right")
+    for p in plans:
+        sizes.add_row(p.method, *(_short(of(p), BYTE) for of in columns.values()))
+    console.print(sizes)
+    console.print(RANGE, highlight=False)
     for name in sorted({s for p in plans for s in p.skipped}):
         console.print(f"Not counted: {name}.")
+
+
+def _machine_words(machine: Machine) -> str:
+    several = f"{machine.devices} x " if machine.devices > 1 else ""
+    return (
+        f"Machine: {several}{machine.name}{' (measured now)' if machine.measured else ''}: "
+        f"{_short(machine.flops, FLOP)}/s and {_short(machine.bandwidth, BYTE)}/s, of which blocks reach "
+        f"{machine.efficiency:.0%}; {machine.call * 1e6:.0f} µs per block call; "
+        f"{_short(machine.memory, BYTE)} of memory{' each' if several else ''}."
+    )
+
+
+def _spread_words(machine: Machine, plans: Sequence[Plan]) -> str:
+    """Who works: what workers change, and what they do not."""
+    spread, held = plans[0].spread, max((p.memory for p in plans), key=lambda m: m.total)
+    where = f" of {spread.devices} GPUs" if spread.devices > 1 else ""
+    words = f"One replica{where}, in this process."
+    if spread.replicas > 1:
+        words = (
+            f"{spread.replicas} replicas{where}, as with --engine ray --workers {spread.replicas}. Each holds "
+            f"weights of its own, {_short(held.total, BYTE)} with the rest at most"
+        )
+        driver = held.weights + held.vectors
+        words += "." if machine.gpu else f": {_short(spread.replicas * held.total + driver, BYTE)} with the driver."
+        words += (
+            " Results stay the same. Time is shared out as far as there are units of work; the driver filters alone."
+        )
+        if any("das" in p.parts for p in plans):
+            words += " For DAS every worker records the fit bank for itself, which is not counted."
+    if spread.missing:
+        words += f" {spread.missing:.0%} of the weights do not fit and are fetched in every pass."
+    cores = os.cpu_count() or 1
+    if not machine.gpu and machine.measured and spread.replicas > cores:
+        words += f" This machine has {cores} cores: more workers than that make nothing faster."
+    return words
 
 
 PARTS = {
@@ -248,8 +298,26 @@ PARTS = {
 """Columns, and the parts of a plan they hold."""
 
 
-def _short(x: float) -> str:
-    return "" if not x else f"{x:,.0f}" if x >= 100 else f"{x:.3g}" if x >= 1e-3 else f"{x:.0e}"
+RANGE = (
+    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only once it ran: "
+    "lowest is if they are late, where few blocks are left to run, highest if early; the number before is an average "
+    "over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
+)
+FLOP = {1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP"}
+BYTE = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
+TIME = {3600.0: "h", 60.0: "min", 1.0: "s", 1e-3: "ms"}
+
+
+def _short(x: float, units: Mapping[float, str]) -> str:
+    """In the largest unit that leaves at least 1; nothing for nothing."""
+    unit = next((u for u in units if x >= u), min(units))
+    number = f"{x / unit:,.0f}" if x >= 100 * unit else f"{x / unit:.3g}"
+    return f"{number} {units[unit]}" if x else ""
+
+
+def _clock(seconds: float) -> str:
+    """Minutes from two of them on, hours likewise."""
+    return _short(seconds, {u: name for u, name in TIME.items() if u <= 1 or seconds >= 2 * u})
 
 
 def _plain(shape: Shape) -> dict[str, Any]:

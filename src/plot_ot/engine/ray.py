@@ -25,7 +25,7 @@ from plot_ot.engine.ray_worker import Boxed, Done, Numerics, Told, Worker, kept,
 from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches
 from plot_ot.engine.units import Crew, Shard, SharedRecording, Unit
 from plot_ot.errors import PlotError
-from plot_ot.subjects import Store, Subject
+from plot_ot.subjects import DecoderSubject, Store, Subject
 from plot_ot.version import library_versions
 
 RETRIES = 100
@@ -162,7 +162,9 @@ class _RayCrew:
         boxes = [Boxed.of(s, recording) for s in shards]
         self.shards = Boxed.of(boxes)
         refs = [self._worker(k, 0, len(boxes)).record.remote(self.replica, box) for k, box in enumerate(boxes)]
-        store = to_device(merged(list(_plainly(map(library().get, refs), self.notes))), self.subject)
+        pieces = (to_device(s, self.subject) for s in _plainly(map(library().get, refs), self.notes))
+        # as much of the budget as a recording in this process holds in memory
+        store = merged(pieces, self.subject.memory // 4 if isinstance(self.subject, DecoderSubject) else None)
         return with_caches(store, Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
 
     def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:

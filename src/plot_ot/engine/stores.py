@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import accumulate
 from typing import Any, overload
 
 import torch
@@ -13,30 +14,30 @@ from torch import Tensor
 from plot_ot.engine.units import Shard, Unit
 from plot_ot.subjects import BankRecording, DecoderStore, DecoderSubject, Store, Subject
 from plot_ot.subjects.decoder_cache import PrefixCache
-from plot_ot.subjects.decoder_vectors import together
+from plot_ot.subjects.decoder_vectors import held_bytes, on_disk, together
 
 
 def record_shard(subject: Subject, shard: Shard) -> Store:
-    """One pass over a shard's inputs, within its share of the memory for keys and values."""
-    if not isinstance(subject, DecoderSubject):
-        return subject.record(shard.inputs, shard.bases)
-    memory = subject.memory
-    subject.memory = max(1, int(memory * shard.share))
-    try:
-        return subject.record(shard.inputs, shard.bases)
-    finally:
-        subject.memory = memory
+    """One pass over a shard's inputs, within its share of the memory."""
+    if isinstance(subject, DecoderSubject):
+        return subject.record(shard.inputs, shard.bases, share=shard.share)
+    return subject.record(shard.inputs, shard.bases)
 
 
-def merged(stores: Sequence[Store]) -> Store:
-    """One store of all inputs, one store's after the other's."""
+def merged(stores: Iterable[Store], most: int | None = None) -> Store:
+    """One store of all inputs, one store's after the other's, taken as they come.
+
+    Activations of more than `most` bytes go to temporary files, from where they are read one place at a time.
+    """
+    stores = _within(stores, most)
     if len(stores) == 1:
         return stores[0]
     found: dict[str, Any] = {}
     for f in fields(stores[0]):
         pieces = [getattr(s, f.name) for s in stores]
-        if f.name == "part":  # every shard has one cache
-            found["part"] = torch.cat([torch.where(part < 0, -1, k) for k, part in enumerate(pieces)])
+        if f.name == "part":  # a store whose caches are elsewhere has one there
+            first = accumulate((max(1, len(s.caches)) for s in stores), initial=0)  # type: ignore[attr-defined]
+            found["part"] = torch.cat([torch.where(p < 0, -1, p + k) for p, k in zip(pieces, first, strict=False)])
         elif isinstance(pieces[0], Tensor):
             found[f.name] = torch.cat(pieces)
         elif isinstance(pieces[0], Mapping):
@@ -44,6 +45,18 @@ def merged(stores: Sequence[Store]) -> Store:
         else:
             found[f.name] = tuple(x for piece in pieces for x in piece)
     return type(stores[0])(**found)
+
+
+def _within(stores: Iterable[Store], most: int | None) -> list[Store]:
+    """The stores, with their activations on disk as soon as they take more than so many bytes together."""
+    kept: list[Store] = []
+    full = False
+    for store in stores:
+        kept.append(store)
+        full = full or (most is not None and sum(held_bytes(s.activations) for s in kept) > most)
+        if full:
+            kept = [replace(s, activations=on_disk(s.activations)) for s in kept]
+    return kept
 
 
 def each_tensor(store: Store, change: Callable[[Tensor], Tensor]) -> Store:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from plot_ot.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
-from plot_ot.subjects import BankRecording, Place, Store, Subject
-from plot_ot.subjects.base import _refuse_non_finite
+from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject
+from plot_ot.subjects.base import Share, _refuse_non_finite
 
 Pairs = slice | Int[Tensor, " chosen"]
 
@@ -37,8 +37,8 @@ class Shard:
     inputs: Tensor
     bases: Int[Tensor, " bases"]
     """The rows that will be resumed."""
-    share: float
-    """Its part of all inputs, and so of the memory for them."""
+    share: Share
+    """Its part of all inputs and of all bases, and so of the memory for them."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,8 @@ def record_shared(
         raise PlotError(f"A shard needs at least one input; found {size}.")
     parts, rows = plan(banks, size or inputs_per_shard(subject))
     store = crew.record(parts)
+    if isinstance(subject, DecoderSubject):
+        subject.forget()
     _refuse_non_finite(store)
     shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
     recordings, at = [], 0
@@ -156,11 +158,11 @@ def plan(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " r
     first = first_of_each(code)
     order = torch.where(first_base < never, first_base, never + first).argsort()
     group = torch.where(first_base < never, bank_of[first_base.clamp(max=never - 1)], len(banks))[order]
-    found = []
+    kept, found = int((first_base < never).sum()), []
     for g in group.unique().tolist():
         members = order[group == g]
         for some in members.tensor_split(-(-len(members) // size)):
             bases = torch.arange(len(some) if g < len(banks) else 0)
-            found.append(Shard(inputs[first[some]], bases, len(some) / count))
+            found.append(Shard(inputs[first[some]], bases, Share(len(some) / count, len(bases) / kept)))
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(count))
     return found, rank[code]

@@ -8,7 +8,7 @@ from typing import Any
 
 from plot_ot.methods import Method
 from plot_ot.plan.costs import Cost, Memory, Spread, cost, memory, recording_cost, total
-from plot_ot.plan.counting import Count, Passes, by_part, count
+from plot_ot.plan.counting import CASES, Count, Passes, by_part, count
 from plot_ot.plan.machine import MACHINES, Machine, machine_by_name, measure
 from plot_ot.plan.scene import Inputs, Scene, Unloaded, hollow, words
 from plot_ot.plan.shape import PRESETS, Shape, shape_by_name
@@ -16,7 +16,30 @@ from plot_ot.subjects import Place
 
 
 @dataclass(frozen=True)
-class Plan:
+class Bill:
+    """What a method costs and takes, by part: `filter`, `recording` and `transfer`, which methods share; `signatures`,
+    `calibration`, `das`, `test`."""
+
+    parts: Mapping[str, Cost]
+    seconds: Mapping[str, float]
+
+    @property
+    def cost(self) -> Cost:
+        """All parts together."""
+        return total(list(self.parts.values()))
+
+    @classmethod
+    def of(cls, found: Count, machine: Machine, spread: Spread) -> Bill:
+        """Of counted passes, and of what is run whole before them."""
+        scene = found.scene
+        whole = {**scene.beside, "recording": scene.inputs}
+        parts = {part: recording_cost(scene, some, machine) for part, some in whole.items()}
+        parts |= {part: total([cost(p, scene, machine) for p in passes]) for part, passes in by_part(found.passes)}
+        return cls(parts, {part: c.seconds(machine, spread) for part, c in parts.items()})
+
+
+@dataclass(frozen=True)
+class Plan(Bill):
     """One method on one seed, predicted. A response is one pair resumed under one variant."""
 
     method: str
@@ -26,26 +49,25 @@ class Plan:
     rotations: int
     responses: float
     """Resumed responses in all, forward; for DAS the most its epochs allow."""
-    parts: Mapping[str, Cost]
-    """By part: `filter`, `recording` and `transfer`, shared by methods; `signatures`, `calibration`, `das`, `test`."""
-    seconds: Mapping[str, float]
-    """By part."""
+    lowest: Bill
+    """If all that is not known before turns out cheap: Stage A keeps late places, DAS stops early."""
+    highest: Bill
+    """If it turns out dear: Stage A keeps early places, a different one for every variable."""
     memory: Memory
     spread: Spread
     skipped: tuple[str, ...]
     """Stages that are not counted, by name."""
 
-    @property
-    def cost(self) -> Cost:
-        """All parts together."""
-        return total(list(self.parts.values()))
-
     def json(self) -> dict[str, Any]:
         """Plain numbers."""
         parts = {k: {**asdict(c), "seconds": self.seconds[k]} for k, c in self.parts.items()}
+        ends = {
+            name: {"block_tokens": bill.cost.block_tokens, "seconds": sum(bill.seconds.values())}
+            for name, bill in (("lowest", self.lowest), ("highest", self.highest))
+        }
         memory = {**asdict(self.memory), "total": self.memory.total}
         known = {k: getattr(self, k) for k in ("method", "sites", "variants", "rotations", "responses", "skipped")}
-        return {**known, "parts": parts, "memory": memory, "spread": asdict(self.spread)}
+        return {**known, "parts": parts, **ends, "memory": memory, "spread": asdict(self.spread)}
 
 
 def plan(
@@ -55,23 +77,25 @@ def plan(
     *,
     chosen: Mapping[str, Sequence[Place]] | None = None,
     epochs: int | None = None,
+    workers: int | None = None,
 ) -> Plan:
-    """Predict a method. `chosen` are the places that Stage A keeps, if known; `epochs` those that DAS will train."""
-    found = count(method, scene, chosen, epochs)
+    """Predict a method. `chosen` are the places that Stage A keeps, if known; `epochs` those that DAS will train;
+    `workers` how many share the work, by default as many as there are replicas on the machine's devices."""
+    cases = {case: count(method, scene, chosen, epochs, case) for case in CASES}
+    found = cases["expected"]
     held = memory(found, machine)
-    spread = Spread.of(held, machine)
-    whole = {**scene.beside, "recording": scene.inputs}
-    pieces: dict[str, list[Cost]] = {part: [recording_cost(scene, some, machine)] for part, some in whole.items()}
-    for part, passes in by_part(found.passes):
-        pieces[part] = [cost(p, scene, machine) for p in passes]
+    spread = Spread.of(held, machine, workers)
+    bills = {case: Bill.of(counted, machine, spread) for case, counted in cases.items()}
     return Plan(
+        bills["expected"].parts,
+        bills["expected"].seconds,
         method.name,
         round(found.sites),
         round(found.variants),
         round(found.rotations),
         sum(p.responses for p in found.passes),
-        {part: total(costs) for part, costs in pieces.items()},
-        {part: total(costs).seconds(machine, spread) for part, costs in pieces.items()},
+        bills["lowest"],
+        bills["highest"],
         held,
         spread,
         tuple(dict.fromkeys(found.skipped)),
@@ -81,6 +105,7 @@ def plan(
 __all__ = [
     "MACHINES",
     "PRESETS",
+    "Bill",
     "Cost",
     "Count",
     "Inputs",

@@ -9,20 +9,22 @@ machine's times its efficiency. What can be shared out in units is divided by th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil
 
+from plot_ot.errors import PlotError
 from plot_ot.plan.counting import Count, Passes
 from plot_ot.plan.machine import Machine
 from plot_ot.plan.scene import Inputs, Scene
 from plot_ot.plan.shape import Shape
 from plot_ot.subjects.decoder import LEAST_AT_ONCE, RECORDED_AT_ONCE, RESUMED_AT_ONCE
 
-ALLOCATOR = 3.0
-"""How many times what a pass needs a CPU's allocator (glibc's) holds, because it keeps some of what was given back.
+HELD_BACK, KEPT_BACK = 0.15, 2.0
+"""What a CPU's allocator (glibc's) may hold besides, of what was given back: a share of what is needed where recording
+tells it to hold little (`subjects.room.give_back`, language models), else so many times the largest pass.
 
-Fitted to runs where it was 1.7 to 3.9; docs/results/planner.md has those, and others it was not fitted to."""
+Allowances: docs/results/planner.md has runs beside them."""
 FULL = 0.9
 """Share of a device's memory that weights and batches may take."""
 
@@ -76,7 +78,9 @@ class Memory:
 
     weights: float
     vectors: float
-    """Recorded activations in memory; those of shards are put together, which holds them twice for a moment."""
+    """Recorded activations in memory."""
+    joined: float
+    """A second copy of them, for the moment in which those of shards are put together."""
     on_disk: bool
     """Whether the others are in a file."""
     keys: float
@@ -87,16 +91,18 @@ class Memory:
     """The largest batch that is recorded or resumed, with what it needs on its way."""
     frames: float
     """Rotations that are trained, with their gradients and moments."""
+    slack: float
+    """What a CPU's allocator may hold besides, of batches that are gone."""
 
     @property
     def kept(self) -> float:
-        """Without the weights."""
-        return self.vectors + (0 if self.spilled else self.keys) + self.batch + self.frames
+        """What is needed besides the weights."""
+        return self.vectors + (0 if self.spilled else self.keys) + max(self.joined, self.batch + self.frames)
 
     @property
     def total(self) -> float:
-        """With the weights."""
-        return self.weights + self.kept
+        """With the weights and the slack."""
+        return self.weights + self.kept + self.slack
 
 
 @dataclass(frozen=True)
@@ -112,13 +118,23 @@ class Spread:
     """Whether keys and values come over the link, too."""
 
     @classmethod
-    def of(cls, memory: Memory, machine: Machine) -> Spread:
-        """As few devices per replica as hold the weights and what is kept."""
+    def of(cls, memory: Memory, machine: Machine, workers: int | None = None) -> Spread:
+        """As few devices per replica as hold the weights and what is kept; a replica for each of the workers.
+
+        Workers without GPUs share a machine's main memory.
+        """
         room = FULL * machine.memory
         wanted = max(1, ceil(memory.total / room))
         devices = min(wanted, machine.devices)
         missing = max(0.0, min(1.0, (memory.total - devices * room) / max(1.0, memory.weights)))
-        return cls(devices, max(1, machine.devices // devices), missing, memory.spilled)
+        fitting = machine.devices // devices if machine.gpu else max(machine.devices, int(room // memory.total))
+        if workers is not None and workers > fitting:
+            what = f"{devices} GPU{'s' * (devices > 1)} each" if machine.gpu else f"{memory.total / 1e9:.2g} GB each"
+            raise PlotError(
+                f"{workers} workers do not fit: a replica takes {what}, and there is room for {max(1, fitting)}. "
+                f"Use fewer workers, or a larger machine."
+            )
+        return cls(devices, workers or max(1, machine.devices // devices), missing, memory.spilled)
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
@@ -194,39 +210,40 @@ def memory(found: Count, machine: Machine) -> Memory:
     on_disk = shape.language and vectors - place > budget // 4
     if on_disk:
         vectors = 3 * place  # the last vectors; one place as it was read, and put together from shards
-    elif inputs.shards > 1:
-        vectors *= 2
+    joined = vectors if inputs.shards > 1 and not on_disk else 0.0
     recorded = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
     resumed = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))
-    habit = 1.0 if machine.gpu else ALLOCATOR
-    batch = habit * _pass_bytes(shape, min(inputs.tokens, recorded), scene.context)
+    passing = batch = _pass_bytes(shape, min(inputs.tokens, recorded), scene.context)
     for p in found.passes:
         responses = min(p.pairs * p.variants, most)
         # edited vectors and a copy of a part; base and source by pair; to tell equal states apart, 64-bit words
         held = 8.0 * p.place.width * (responses + p.pairs)
-        held += habit * _pass_bytes(shape, min(responses, resumed), scene.context)
+        going = _pass_bytes(shape, min(responses, resumed), scene.context)
+        passing, held = max(passing, going), held + going
         if p.backward:
             held += min(responses * shape.left(p.place) * graph_bytes(shape), budget / 2)
         batch = max(batch, held, 6 * place)
-    # a shard has its inputs' share of the budget, also shards of sources, which keep no keys
-    room = (
-        (budget - budget // 4 - (place if on_disk else inputs.count * shape.vector_bytes)) * inputs.bases / inputs.count
-    )
-    return Memory(
+    room = budget * 3 / 4 - (place if on_disk else inputs.count * shape.vector_bytes)
+    needed = Memory(
         float(shape.weight_bytes),
         vectors,
+        joined,
         on_disk,
         keys,
         shape.language and keys > room,
         float(batch),
         float(max((_frame_bytes(p, found) for p in found.passes if p.rank), default=0.0)),
+        slack=0.0,
     )
+    if machine.gpu:
+        return needed
+    return replace(needed, slack=HELD_BACK * needed.kept if shape.language else KEPT_BACK * passing)
 
 
 def tokens_at_once(scene: Scene, machine: Machine, most: int) -> int:
     """Tokens, or responses of a small network, that run together."""
     if not scene.shape.language:
-        return 1 << 13
+        return scene.subject.responses_per_batch
     token = (8 * scene.shape.width + 3 * max(scene.shape.width, scene.shape.inner)) * scene.shape.itemsize
     return min(most, max(LEAST_AT_ONCE, scene.subject.memory // 4 // token))
 
@@ -234,7 +251,7 @@ def tokens_at_once(scene: Scene, machine: Machine, most: int) -> int:
 def graph_bytes(shape: Shape) -> int:
     """About what a token's way through a block keeps for the backward pass."""
     if not shape.language:
-        return 4 * shape.inner
+        return 4 * (shape.width + shape.inner)
     attention = 2 * (shape.heads + shape.groups) * shape.head_width
     return 5 * (7 * shape.width + attention + 3 * shape.inner)
 

@@ -1,14 +1,15 @@
 """Walk through a method's stages and count the passes they make, before anything runs.
 
-Which places a stage will keep is not known. So each place is open to a variable with some chance, and counts are
-expected ones: after Stage A a variable is anywhere with equal chance, in a language model the later the likelier (what
-a last token knows, it knows late), unless the caller says where.
+Which places a stage will keep is not known, unless the caller says so. Hence three cases. In the `expected` one each
+place is open to a variable with some chance: after Stage A it is anywhere with equal chance, in a language model the
+later the likelier (what a last token knows, it knows late). In the `lowest` and the `highest` one whatever is not known
+turns out as cheap, or as dear, as it can: a response resumed early runs many blocks, one resumed late few.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
@@ -25,6 +26,7 @@ from plot_ot.stages.localize import Localize, ScoreSites, weightings
 from plot_ot.stages.prefilter import Prefilter
 from plot_ot.subjects import BankRecording, Place
 
+CASES = ("lowest", "expected", "highest")
 AGREEING = 1.25
 """Places that the couplings of Stage A propose together, per place that one of them proposes: they mostly agree."""
 
@@ -78,7 +80,9 @@ class Count:
     chosen: Mapping[str, Sequence[Place]] | None = None
     """Where each variable will be after Stage A, if known."""
     epochs: int | None = None
-    """That DAS will train, if known; else the most it may."""
+    """That DAS will train, if known; else the most it may, in the lowest case the fewest."""
+    case: str = "expected"
+    """One of `CASES`."""
     stage: int = -1
     passes: list[Passes] = field(default_factory=list)
     sites: float = 0.0
@@ -97,6 +101,12 @@ class Count:
     def variables(self) -> tuple[str, ...]:
         return self.scene.fit.bank.variables
 
+    @property
+    def apart(self) -> bool:
+        """Whether variables are taken to be in different places, where they share nothing."""
+        narrowed = any(len(own) < len(self.scene.shape.places) for own in self.open.values())
+        return self.case == "highest" and self.chosen is None and narrowed
+
     # -- helpers -------------------------------------------------------------------------------------------
 
     def add(self, part: str, place: Place, bank: BankRecording, variants: int, times: float, **more: float) -> None:
@@ -114,20 +124,37 @@ class Count:
         return ceil(len(bank.base_rows.unique()) / inputs_per_shard(self.scene.shape))
 
     def either(self) -> Chances:
-        """The chance that a place is open to some variable, if variables keep apart as far as they can."""
+        """The chance that a place is open to some variable, if variables keep apart as far as they can; in the lowest
+        case all are in the same places."""
+        if self.apart:
+            apart = self.by_price(self.scene.shape.places)[: sum(map(len, self.open.values()))]
+            return {p: 1.0 for p in self.scene.shape.places if p in apart}
         chances = {p: sum(own.get(p, 0.0) for own in self.open.values()) for p in self.scene.shape.places}
         return {p: min(1.0, chance) for p, chance in chances.items() if chance}
+
+    def by_price(self, places: Iterable[Place]) -> list[Place]:
+        """Cheapest first, in the highest case dearest first: blocks that a resumed bank runs."""
+
+        def price(p: Place) -> int:
+            return self.scene.shape.left(p) * self.scene.classes(self.scene.fit, [p])
+
+        return sorted(places, key=price, reverse=self.case == "highest")
+
+    def some(self, own: Chances, number: float, *, late: bool = False) -> Chances:
+        """So many of these places: any of them, the cheapest or the dearest; with `late`, later ones are likelier."""
+        if self.case != "expected":
+            return dict.fromkeys(self.by_price(own)[: round(number)], 1.0)
+        likely = {p: chance * (n + 1 if late else 1) for n, (p, chance) in enumerate(own.items())}
+        total = sum(likely.values())
+        return {p: min(1.0, x * number / total) for p, x in likely.items()}
 
     def narrow(self, keep: float) -> None:
         """Each variable keeps so many of its places."""
         for v, own in self.open.items():
             if self.chosen is not None:
                 self.open[v] = dict.fromkeys(self.chosen[v], 1.0)
-                continue
-            rising = self.scene.shape.language
-            likely = {p: chance * (n + 1 if rising else 1) for n, (p, chance) in enumerate(own.items())}
-            total = sum(likely.values())
-            self.open[v] = {p: min(1.0, x * keep / total) for p, x in likely.items()}
+            else:
+                self.open[v] = self.some(own, keep, late=self.scene.shape.language)
 
     def menu_sizes(self, menu: Menu, places: Sequence[Place]) -> list[tuple[Place, int]]:
         """Sites of a menu by the place where they are resumed; equally wide places have equally many."""
@@ -211,21 +238,24 @@ class Count:
     def select(self, stage: SelectPlaces) -> None:
         """Each proposed place is tried as a full patch."""
         most = max((f.couplings for f in self.families), default=1)
+        agreeing = {"lowest": 1, "expected": min(most, AGREEING), "highest": most}[self.case]
         for own in self.open.values():
-            total = sum(own.values())
-            tried = min(total, stage.shortlist * min(most, AGREEING))
-            for p, chance in own.items():
-                self.add("calibration", p, self.scene.calibration, 1, chance * tried / total)
+            for p, chance in self.some(own, min(sum(own.values()), stage.shortlist * agreeing)).items():
+                self.add("calibration", p, self.scene.calibration, 1, chance)
         self.narrow(stage.keep)
 
     def select_tokens(self, stage: SelectTokens) -> None:
         places = self.scene.shape.places
         there = len({p.token for p in places})
-        self.narrow(min(there, stage.keep * AGREEING) * len(places) / there)
+        kept = {"lowest": stage.keep, "expected": stage.keep * AGREEING, "highest": there}[self.case]
+        self.narrow(min(there, kept) * len(places) / there)
 
     def calibrate(self, stage: Calibrate) -> None:
-        """The (K, λ) grid of every coupling, a variant resumed at the first place that its support touches."""
-        apart = stage.supports == "place"
+        """The (K, λ) grid of every coupling, a variant resumed at the first place that its support touches.
+
+        Variants that are equally good may run once more for their losses: in the highest case all of them do.
+        """
+        apart, ties = stage.supports == "place", stage.search.ties
         self.variants = 0
         for v in self.variables:
             for f in self.families:
@@ -237,17 +267,21 @@ class Count:
                     sizes = sorted({min(k, max(1, sites)) for k in stage.search.sizes})
                     strengths = len(stage.search.strengths)
                     self.variants += f.chance[v] * f.couplings * len(sizes) * strengths
-                    self.grid(places, sizes, strengths, f.chance[v] * f.couplings)
+                    again = {"smallest": 0.0, "surest": 1 / len(sizes), "loss": 1.0}[ties]
+                    again *= self.case == "highest"
+                    self.grid(places, sizes, strengths, f.chance[v] * f.couplings * (1 + again))
 
     def grid(self, places: Sequence[Place], sizes: Sequence[int], strengths: int, times: float) -> None:
         """Top-K supports over some places: the chance that they begin at each, were the sites anywhere."""
         if len(places) == 1:
             self.add("calibration", places[0], self.scene.calibration, len(sizes) * strengths, times)
             return
+        extreme = {self.by_price(places)[0]: 1.0}
         for k in sizes:
-            later = [((len(places) - n) / len(places)) ** k for n in range(len(places) + 1)]
-            for p, (this, beyond) in zip(places, pairwise(later), strict=True):
-                self.add("calibration", p, self.scene.calibration, strengths, times * (this - beyond))
+            later = pairwise(((len(places) - n) / len(places)) ** k for n in range(len(places) + 1))
+            anywhere = {p: this - beyond for p, (this, beyond) in zip(places, later, strict=True)}
+            for p, chance in (anywhere if self.case == "expected" else extreme).items():
+                self.add("calibration", p, self.scene.calibration, strengths, times * chance)
 
     def closed_form(self, stage: ClosedForm) -> None:
         fit = self.scene.fit
@@ -260,7 +294,8 @@ class Count:
     def das(self, stage: TrainDas) -> None:
         """Every rotation trains by itself in a large network, many at once in a small one; each is then scored."""
         fit, places = self.scene.fit, self.scene.shape.places
-        epochs = stage.spec.most if self.epochs is None else min(self.epochs, stage.spec.most)
+        guess = stage.spec.least if self.case == "lowest" else stage.spec.most
+        epochs = min(guess if self.epochs is None else self.epochs, stage.spec.most)
         steps = ceil(len(fit) / stage.spec.batch)
         batch = min(stage.spec.batch, len(fit))
         together = max(1, WORK // (max(1, self.scene.shape.weights) * batch))
@@ -272,7 +307,8 @@ class Count:
             trained = [k for k in sizes if k < p.width or stage.spec.optimiser == "oblique"]
             self.rotations += sum(chances) * len(sizes)
             each = -(-self.scene.classes(fit, [p]) // steps)
-            jobs = round(len(trained) * stage.spec.restarts * max(1.0, sum(chances)))
+            variables = 1.0 if self.apart else max(1.0, sum(chances))
+            jobs = round(len(trained) * stage.spec.restarts * variables)
             for k in trained:
                 times = sum(chances) * stage.spec.restarts * epochs * steps
                 shared = min(together, max(1, jobs))
@@ -294,10 +330,8 @@ class Count:
         """Every handle once on its test banks."""
         self.stage += 1
         for (v, _), bank in self.scene.tests.items():
-            own = self.open[v]
-            total = sum(own.values())
-            for p, chance in own.items():
-                self.add("test", p, bank, 1, chance / total)
+            for p, chance in self.some(self.open[v], 1).items():
+                self.add("test", p, bank, 1, chance)
 
 
 def _sizes(stage: TrainDas, width: int) -> list[int]:
@@ -307,10 +341,14 @@ def _sizes(stage: TrainDas, width: int) -> list[int]:
 
 
 def count(
-    method: Method, scene: Scene, chosen: Mapping[str, Sequence[Place]] | None = None, epochs: int | None = None
+    method: Method,
+    scene: Scene,
+    chosen: Mapping[str, Sequence[Place]] | None = None,
+    epochs: int | None = None,
+    case: str = "expected",
 ) -> Count:
     """All passes of a method, its test included; recording is counted apart, since methods share it."""
-    found = Count(scene, chosen, epochs)
+    found = Count(scene, chosen, epochs, case)
     found.walk(method.stages)
     found.test()
     return found

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects import DecoderSubject, GRUSubject, MLPSubject, Place, Subject
+from plot_ot.subjects import DecoderSubject, GRUSubject, MLPSubject, Place, SequentialSubject, Subject
 from plot_ot.subjects.decoder_shape import transformers_library
 from plot_ot.subjects.loading import _located
 
@@ -22,7 +22,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers that fix what computing costs. A block is a decoder's block, an MLP's layer, a timestep of a GRU."""
+    """Numbers that fix what computing costs. A block is a decoder's block, a layer, or a timestep of a GRU."""
 
     name: str
     places: tuple[Place, ...]
@@ -133,11 +133,14 @@ class Shape:
             after, blocks = tuple(range(n, 0, -1)), n + 1
         elif isinstance(subject, GRUSubject):
             after, blocks = tuple(range(n - 1, -1, -1)), n
+        elif isinstance(subject, SequentialSubject):
+            after, blocks = tuple(len(subject._later[p.name]) for p in places), len(list(subject.module.children()))
         else:  # whole passes under hooks
             after, blocks = (n,) * n, n
         layers = 1 if isinstance(subject, GRUSubject) else blocks
         products = weights // layers
-        return cls(name, places, after, blocks, products, products, weights, outputs, inner=3 * width)
+        inner = 3 * width if isinstance(subject, GRUSubject) else width  # a GRU has three gates
+        return cls(name, places, after, blocks, products, products, weights, outputs, inner=inner)
 
     def as_type(self, dtype: str) -> Shape:
         """The same with weights, keys and values of another type."""

@@ -7,6 +7,9 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from plot_ot.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
+from plot_ot.subjects.room import Room
 
 Rewrite = Callable[[Float[Tensor, "variants pairs d"]], Float[Tensor, "variants pairs d"]]
 """What happens to the current activation at a later place."""
@@ -46,6 +50,13 @@ class Store:
     inputs: Tensor
     activations: Mapping[str, Float[Tensor, "inputs d"]]
     outputs: Float[Tensor, "inputs ..."]
+
+
+class Share(NamedTuple):
+    """Which part some inputs are of all that are recorded for one purpose, and their bases of all bases."""
+
+    inputs: float = 1.0
+    bases: float = 1.0
 
 
 class Subject(ABC):
@@ -136,6 +147,18 @@ class Subject(ABC):
         """How many (variant, pair) responses one resumed batch holds within the budget."""
         budget = min(self.memory, self.cache) if self.cache and self.device.type == "cpu" else self.memory
         return max(1, budget // self.response_bytes)
+
+    @cached_property
+    def room(self) -> Room:
+        """What running out of memory has shown about this subject; a copy of it shares it."""
+        return Room()
+
+    def record_in_chunks(self, inputs: Tensor, run: Callable[[Tensor], Store]) -> Store:
+        """`run` over all inputs, as many at a time as one batch holds, or fewer where these do not fit into memory."""
+        chunks = inputs.split(self.responses_per_batch)
+        pieces = [piece for chunk in chunks for piece in self.room.pieces(run, chunk)]
+        activations = {p.name: torch.cat([piece.activations[p.name] for piece in pieces]) for p in self.places}
+        return Store(inputs, activations, torch.cat([piece.outputs for piece in pieces]))
 
     def structure(self) -> str:
         """What else makes this network what it is: networks of the same weights may compute different things."""
@@ -235,7 +258,7 @@ def _distinct(rows: Tensor) -> tuple[Tensor, Int[Tensor, " rows"]]:
 
 
 def _refuse_non_finite(store: Store) -> None:
-    for name, activation in [*store.activations.items(), ("the output", store.outputs)]:
+    for name, activation in chain(store.activations.items(), [("the output", store.outputs)]):  # one place at a time
         bad = ~torch.isfinite(activation).flatten(1).all(dim=1)
         if bad.any():
             row = int(bad.nonzero()[0])

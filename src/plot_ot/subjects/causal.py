@@ -81,9 +81,7 @@ class CausalSubject(Subject):
         return repr(self.causal)
 
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
-        values = self.causal.run(inputs)
-        codes = {p.name: self._encode(p.name, values[p.name]) for p in self.places}
-        return Store(inputs, codes, self._logits(values))
+        return self.record_in_chunks(inputs, self._recorded)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
@@ -112,6 +110,11 @@ class CausalSubject(Subject):
             self._live.remove(opened)
 
     # -- parts -------------------------------------------------------------------------------------------
+
+    def _recorded(self, inputs: Tensor) -> Store:
+        values = self.causal.run(inputs)
+        codes = {p.name: self._encode(p.name, values[p.name]) for p in self.places}
+        return Store(inputs, codes, self._logits(values))
 
     def _run(
         self, inputs: Tensor, do: dict[str, Tensor], rewrites: Mapping[str, Sequence[Callable[[Tensor], Tensor]]]

@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.base import Place, Rewrite, Share, Store, Subject, frozen
 from plot_ot.subjects.decoder_cache import PrefixCache, PrefixView, register_attention
 from plot_ot.subjects.decoder_live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder_passes import SpotEdit, batches, in_parts, removed, resumed_pass, whole_pass
-from plot_ot.subjects.decoder_places import LAST, Positions, Spot, counted_back, for_some, spots
+from plot_ot.subjects.decoder_places import Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder_shape import Decoder, refuse_answers
 from plot_ot.subjects.decoder_store import DecoderStore, Remembered, joined, ours
+from plot_ot.subjects.decoder_trial import check_resumed, refuse_unresumable
 from plot_ot.subjects.decoder_vectors import Spilled, Vectors
 from plot_ot.subjects.offload import ModelWeights
+from plot_ot.subjects.room import give_back
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
 """Input rows to token ids and attention mask, padded on the left."""
@@ -32,6 +34,7 @@ RECORDED_AT_ONCE = {"cpu": 1 << 10}
 RESUMED_AT_ONCE = {"cpu": 1 << 9}
 """Tokens that are resumed together, on devices where more are not faster."""
 
+WHOLE = Share()
 LEAST_AT_ONCE = 256
 """Tokens that run together however little memory there is: with fewer, reading the weights is what takes time."""
 
@@ -84,16 +87,17 @@ class DecoderSubject(Subject):
         self._remembered = Remembered()
         self._remembered_state: tuple[int, ...] = ()
         self._at_once = max(LEAST_AT_ONCE, memory // 4 // self._token_bytes())
-        self._refuse_unresumable()
+        refuse_unresumable(self)
 
     def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
         """The same subject with another read-out: the answers, the answers and the `rest`, or the whole vocabulary.
 
-        It understands the stores that this one recorded.
+        It understands the stores that this one recorded, and what one learns about memory the other knows.
         """
         if rest and vocabulary:
             raise PlotError("Watch the rest or the whole vocabulary, not both.")
         other = copy.copy(self)
+        other.room = self.room
         other.reading = "vocabulary" if vocabulary else "rest" if rest else "answers"
         return other
 
@@ -142,42 +146,56 @@ class DecoderSubject(Subject):
         store = ours(store)
         if self.reading not in store.readings:
             with torch.no_grad(), self._held():
-                some = min(1 << 10, self.responses_per_batch)
-                store.readings[self.reading] = torch.cat([self._read(h) for h in store.final.split(some)])
+                final = store.final.split(min(1 << 10, self.responses_per_batch))
+                read = [piece for h in final for piece in self.room.pieces(self._read, h, "read-out")]
+                store.readings[self.reading] = torch.cat(read)
         return store.readings[self.reading]
 
     def record(
-        self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None, *, remember: bool = False
+        self,
+        inputs: Tensor,
+        bases: Int[Tensor, " bases"] | None = None,
+        *,
+        remember: bool = False,
+        share: Share = WHOLE,
     ) -> DecoderStore:
         """One pass per prompt; only `bases` (all by default) keep keys and values.
 
         What is recorded with `remember`, as a task does that filters prompts by their answers, is not run again by the
-        recordings that follow, up to the first without `remember`.
+        recordings that follow, up to the first without `remember`. Inputs that are a `share` of those recorded together
+        keep to their part of the memory; who has recorded all of them says `forget`.
         """
+        if self.device.type == "cpu":
+            give_back(self.memory)
         bases = torch.arange(len(inputs)) if bases is None else bases.cpu()
         if self._remembered_state != (state := self._state()):
             self._remembered.forget()
         known, row = self._remembered.lookup(inputs, bases)
         new = (known < 0).nonzero().squeeze(1)
         if len(new) == len(inputs):
-            store = self._record(inputs, bases)
+            store = self._record(inputs, bases, share)
         else:
             stores = list(self._remembered.stores)
             if len(new):
                 known[new], row[new] = len(stores), torch.arange(len(new))
                 where = torch.full((len(inputs),), -1)
                 where[new] = torch.arange(len(new))
-                stores.append(self._record(inputs[new.to(inputs.device)], where[bases][where[bases] >= 0]))
+                some = where[bases][where[bases] >= 0]
+                stores.append(self._record(inputs[new.to(inputs.device)], some, share))
             store = joined(inputs, stores, known, row)
             store = replace(store, outputs=self.outputs_of(store))
         if remember:
             self._remembered.add(store)
             self._remembered_state = state
-        else:
-            self._remembered.forget()
+        elif share == WHOLE:
+            self.forget()
         return store
 
-    def _record(self, inputs: Tensor, bases: Int[Tensor, " bases"]) -> DecoderStore:
+    def forget(self) -> None:
+        """Let go of what was recorded with `remember`."""
+        self._remembered.forget()
+
+    def _record(self, inputs: Tensor, bases: Int[Tensor, " bases"], share: Share) -> DecoderStore:
         """One pass per prompt, in batches of similar length."""
         ids, real = self._encoded(inputs)
         lengths, device = real.sum(dim=1), self.device
@@ -185,39 +203,47 @@ class DecoderSubject(Subject):
         tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
         entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
         widths = {name: spot.place.width for name, spot in self._spots.items()}
-        vectors = 4 * len(ids) * sum(widths.values())
-        spilled = vectors > self.memory // 4
-        # a quarter is for what is resumed
-        room = self.memory - self.memory // 4 - (0 if spilled else vectors) - 4 * len(ids) * self.decoder.width
-        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), room - self._remembered.bytes, tail, entries)
+        vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
+        spilled = vectors > self.memory * share.inputs / 4
+        # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
+        beside = (last + (0 if spilled else vectors)) / share.inputs + self._remembered.bytes
+        limit = int(share.bases * (self.memory * 3 / 4 - beside))
+        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), limit, tail, entries)
         kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
         final = torch.empty(len(ids), self.decoder.width, device=device)
         top = torch.empty(len(ids), dtype=torch.long, device=device)
         stages: dict[tuple[int, str], list[Spot]] = {}
         for spot in self._spots.values():
             stages.setdefault(spot.stage, []).append(spot)
+
+        def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Rows, their last residuals and largest tokens; whatever a pass writes, a second one writes again."""
+            longest, here = int(lengths[rows].max()), rows.to(device)
+            tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
+
+            def keep(stage: tuple[int, str]) -> Callable[[Tensor], None]:
+                def look(whole: Tensor) -> None:
+                    for spot in stages[stage]:
+                        kept.write(spot.place.name, here, spot.vectors(whole, back[spot.position][rows]))
+
+                return look
+
+            watched = {stage: keep(stage) for stage in stages}
+            h = whole_pass(self.decoder, tokens, mask, watched, cache.batch(rows, mask))
+            return here, h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
+
         with torch.no_grad(), frozen(self.decoder.model):
-            for rows in batches(lengths, min(RECORDED_AT_ONCE.get(device.type, 1 << 14), self._at_once)):
-                longest, here = int(lengths[rows].max()), rows.to(device)
-                tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
-
-                def keep(stage: tuple[int, str], rows: Tensor = rows, here: Tensor = here) -> Callable[[Tensor], None]:
-                    def look(whole: Tensor) -> None:
-                        for spot in stages[stage]:
-                            kept.write(spot.place.name, here, spot.vectors(whole, back[spot.position][rows]))
-
-                    return look
-
-                watched = {stage: keep(stage) for stage in stages}
-                h = whole_pass(self.decoder, tokens, mask, watched, cache.batch(rows, mask))
-                final[here] = h.to(device, torch.float32)
-                top[here] = self.decoder.largest(h)[1].to(device)
+            for batch in batches(lengths, min(RECORDED_AT_ONCE.get(device.type, 1 << 14), self._at_once)):
+                for here, h, token in self.room.pieces(run, batch):
+                    final[here], top[here] = h, token
         cache.finish()
         part = torch.where(cache.slots < 0, -1, 0)
         store = DecoderStore(inputs, kept, final, top, lengths, back, final, (cache,), part, cache.slots)
         store = replace(store, outputs=self.outputs_of(store))
         if len(cache) and not self._checked:
-            self._check(store, ids, real, int(bases[cache.lengths.argmax()]))
+            row = int(bases[cache.lengths.argmax()])
+            self.room.attempt(lambda: check_resumed(self, store, ids, real, row), 1, "input")
+            self._checked = True
         return store
 
     def resume(
@@ -225,14 +251,7 @@ class DecoderSubject(Subject):
     ) -> Tensor:
         at_once = min(RESUMED_AT_ONCE.get(self.device.type, 1 << 13), self._at_once)
         at_once *= 4 if later else 1  # a rewrite costs once per part
-        while True:
-            try:
-                return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
-            except torch.cuda.OutOfMemoryError:
-                if at_once == 1:
-                    raise
-                at_once //= 2
-                torch.cuda.empty_cache()
+        return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
 
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
         return self.live(rewrites)
@@ -366,43 +385,3 @@ class DecoderSubject(Subject):
         loose = torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters)
         with frozen(self.decoder.model) if loose or self.decoder.model.training else contextlib.nullcontext():
             yield
-
-    def _refuse_unresumable(self) -> None:
-        """Record and resume a few tokens before any prompt is: what cannot be resumed is refused here."""
-        ids = torch.arange(1, 6).unsqueeze(0) % self.decoder.vocabulary
-        trial = copy.copy(self)
-        trial.encode, trial.positions, trial.tokens = lambda _: (ids, torch.ones_like(ids)), {}, None
-        trial.memory = 1 << 30
-        trial._spots = {name: spot for name, spot in self._spots.items() if spot.position == LAST}
-        try:
-            trial._record(torch.zeros(1, 1), torch.tensor([0]))
-        except Exception as e:
-            if isinstance(e, PlotError) and "cannot be resumed" in str(e):
-                raise
-            name = type(self.decoder.model).__name__
-            raise PlotError(f"{name} cannot be resumed at an edit: {e} Use ModuleSubject for it.") from e
-
-    @torch.no_grad()
-    def _check(self, store: DecoderStore, ids: Tensor, real: Tensor, row: int) -> None:
-        """Resume one prompt under a strong edit and compare with the whole hooked forward, once per subject."""
-        place = next(spot.place for spot in self._spots.values() if spot.position == LAST)
-        edited = store.activations[place.name][row].flip(0)
-        prompt, mask = (t[row : row + 1, -int(store.lengths[row]) :].to(self.device) for t in (ids, real.long()))
-        with self._held(), self.intervene({place.name: lambda _: edited.unsqueeze(0)}):
-            whole = self.decoder.model(input_ids=prompt, attention_mask=mask).logits[0, -1].float()
-        expected = torch.stack([whole[list(group)].amax() for group in self.answers])
-        name = type(self.decoder.model).__name__
-        try:
-            found = self.watching().resume(store, torch.tensor([row]), place, edited[None, None], {})[0, 0]
-        except Exception as e:
-            raise PlotError(
-                f"{name} cannot be resumed at an edit ({type(e).__name__}: {e}): its attention must go through "
-                f"transformers' attention interface. Use ModuleSubject for it."
-            ) from e
-        error = float((found - expected.to(found.device)).abs().max() / whole.abs().max().clamp(min=1e-6))
-        if not error < (1e-3 if self.decoder.dtype in (torch.float32, torch.float64) else 0.1):
-            raise PlotError(
-                f"{name} cannot be resumed at an edit: its answers differ from those of the whole forward pass by "
-                f"{error:.2g} of the largest logit. Use ModuleSubject for it."
-            )
-        self._checked = True

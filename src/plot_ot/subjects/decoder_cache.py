@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from plot_ot.errors import PlotError
 from plot_ot.safe_files import read_at, write_at
 from plot_ot.subjects.decoder_shape import transformers_library
+from plot_ot.subjects.room import clear, is_out_of_memory
 
 ATTENTION = "plot_ot_branches"
 """The name under which transformers knows `branch_attention`."""
@@ -136,6 +137,19 @@ class PrefixCache:
         inside = (self.slots[rows] >= 0).nonzero().squeeze(1)
         return PrefixBatch(self, self.slots[rows][inside], inside, real) if len(inside) else None
 
+    def blank(self, shape: torch.Size, like: Tensor, key_width: int) -> _Pages:
+        """A layer's pages, still empty: in a file where all layers together exceed the limit, or memory runs out."""
+        if not self.spilled and self.layers * shape.numel() * like.element_size() <= self._limit:
+            try:
+                return _Pages(shape, like, None, key_width)
+            except Exception as e:
+                if not is_out_of_memory(e):
+                    raise
+            clear()
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
+        return _Pages(shape, like, Path(self._folder.name), key_width)
+
     def finish(self) -> None:
         """Let layers that saw the same masks and positions share them."""
         for kept in (self._visible, self._tokenwise):
@@ -177,11 +191,8 @@ class PrefixBatch:
             keys, values = keys.masked_fill(padding, 0), values.masked_fill(padding, 0)
         page = torch.cat([keys, values], dim=-1)
         shape = torch.Size((len(cache), page.shape[1], cache.width - 1, page.shape[3]))
-        if not cache._pages and cache.layers * shape.numel() * page.element_size() > cache._limit:
-            cache._folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
         if layer not in cache._pages:
-            folder = None if cache._folder is None else Path(cache._folder.name)
-            cache._pages[layer] = _Pages(shape, page, folder, keys.shape[-1])
+            cache._pages[layer] = cache.blank(shape, page, keys.shape[-1])
         cache._pages[layer].write(self.slots, page)
 
     def residual(self, entry: int, h: Float[Tensor, "batch tokens d"]) -> None:

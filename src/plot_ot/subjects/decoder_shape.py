@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from plot_ot.errors import PlotError
 from plot_ot.subjects.base import frozen
 from plot_ot.subjects.offload import working_device
+from plot_ot.subjects.room import NoRoom, is_out_of_memory
 
 KINDS = ("head_output", "attention_output", "mlp_output", "block_output")
 """What can be looked at in a block, in the order in which it is computed."""
@@ -303,6 +304,8 @@ def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> De
         with torch.no_grad(), frozen(model):
             logits = model(input_ids=ids, use_cache=False).logits
     except Exception as e:
+        if is_out_of_memory(e):
+            raise NoRoom.for_one("input", e) from e
         raise _strange(name, f"it does not run on token ids alone ({type(e).__name__}: {e})") from e
     finally:
         for hook in hooks:

@@ -96,3 +96,19 @@ def together(parts: Sequence[Mapping[str, Tensor]], rows: Int[Tensor, " rows"] |
     """The vectors of several recordings as one, or some rows of it; what is in a file stays there."""
     whole = Joined(parts, rows)
     return whole if any(isinstance(p, (Spilled, Joined)) for p in parts) else {name: whole[name] for name in whole}
+
+
+def held_bytes(vectors: Mapping[str, Tensor]) -> int:
+    """Bytes in memory; what is in a file takes none."""
+    return sum(t.nbytes for t in vectors.values()) if isinstance(vectors, dict) else 0
+
+
+def on_disk(vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The same vectors in a file, where they are in memory and of the type that files hold."""
+    if not isinstance(vectors, dict) or any(t.dtype != torch.float32 for t in vectors.values()):
+        return vectors
+    like = next(iter(vectors.values()))
+    spilled = Spilled(len(like), {name: t.shape[1] for name, t in vectors.items()}, like.device)
+    for name, t in vectors.items():
+        spilled.write(name, torch.arange(len(t)), t)
+    return spilled

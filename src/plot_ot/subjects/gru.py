@@ -41,6 +41,8 @@ class GRUSubject(Subject):
     the first feature, then all of the next.
     """
 
+    cache = 4 << 20  # the gates are half of a response's bytes: they stay within a core's second-level cache
+
     def __init__(self, net: GRUNet, steps: int, *, encode: Callable[[Tensor], Tensor] | None = None) -> None:
         if not isinstance(net, GRUNet):
             raise PlotError(f"GRUSubject needs a GRUNet; found {type(net).__name__}. Use ModuleSubject for others.")
@@ -56,10 +58,9 @@ class GRUSubject(Subject):
         return self.net.cell.weight_hh.device
 
     @property
-    def responses_per_batch(self) -> int:
-        # Keep a batch's gates within a CPU core's second-level cache.
-        width = self.net.cell.hidden_size
-        return max(1, (1 << 17) // width) if self.device.type == "cpu" else max(1, (1 << 25) // width)
+    def response_bytes(self) -> int:
+        # the edited state, the state before a step and after it, and five vectors between them
+        return 4 * 8 * self.net.cell.hidden_size
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.net.state_dict()
@@ -68,20 +69,7 @@ class GRUSubject(Subject):
         return repr(self.net)
 
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
-        kept: dict[str, list[Tensor]] = {p.name: [] for p in self.places}
-
-        def keep(name: str) -> Callable[[Tensor], Tensor]:
-            def look(h: Tensor) -> Tensor:
-                kept[name].append(h)
-                return h
-
-            return look
-
-        outputs = []
-        with torch.no_grad(), frozen(self.net), self.intervene({n: keep(n) for n in kept}):
-            for chunk in inputs.split(self.responses_per_batch):
-                outputs.append(self.net(self._sequences(chunk)))
-        return Store(inputs, {n: torch.cat(states) for n, states in kept.items()}, torch.cat(outputs))
+        return self.record_in_chunks(inputs, self._recorded)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
@@ -123,6 +111,17 @@ class GRUSubject(Subject):
                 hook.remove()
 
     # -- parts -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _recorded(self, inputs: Tensor) -> Store:
+        kept: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Callable[[Tensor], Tensor]:
+            return lambda h: kept.setdefault(name, h)
+
+        with frozen(self.net), self.intervene({p.name: keep(p.name) for p in self.places}):
+            outputs = self.net(self._sequences(inputs))
+        return Store(inputs, kept, outputs)
 
     def _sequences(self, rows: Tensor) -> Float[Tensor, "rows steps features"]:
         x = self.encode(rows)

@@ -114,20 +114,7 @@ class ModuleSubject(Subject):
         return 4 * 4 * sum(p.width for p in self.places)
 
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
-        kept: dict[str, list[Tensor]] = {n: [] for n in self._taps}
-
-        def keep(name: str) -> Callable[[Tensor], Tensor]:
-            def look(activation: Tensor) -> Tensor:
-                kept[name].append(activation.clone())
-                return activation
-
-            return look
-
-        outputs = []
-        with torch.no_grad(), self.intervene({n: keep(n) for n in self._taps}):
-            for chunk in inputs.split(self.responses_per_batch):
-                outputs.append(self._outputs(chunk))
-        return Store(inputs, {n: torch.cat(a) for n, a in kept.items()}, torch.cat(outputs))
+        return self.record_in_chunks(inputs, self._recorded)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
@@ -187,6 +174,21 @@ class ModuleSubject(Subject):
                 self._rows = before
 
     # -- parts -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _recorded(self, inputs: Tensor) -> Store:
+        kept: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Callable[[Tensor], Tensor]:
+            def look(activation: Tensor) -> Tensor:
+                kept[name] = activation.clone()
+                return activation
+
+            return look
+
+        with self.intervene({n: keep(n) for n in self._taps}):
+            outputs = self._outputs(inputs)
+        return Store(inputs, kept, outputs)
 
     def _outputs(self, inputs: Tensor, times: int = 1) -> Tensor:
         """What the module makes of the inputs, all of them so many times over."""
