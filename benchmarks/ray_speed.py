@@ -1,12 +1,14 @@
 """What does Ray cost, and what does it bring? CPU and wall-clock seconds of one study, in-process and by Ray workers.
 
-python benchmarks/ray_speed.py                     # an embedded net, about a minute of work in-process
+python benchmarks/ray_speed.py                     # an embedded net, 40 seconds of work in-process, three rounds
 python benchmarks/ray_speed.py --model smollm2     # a real one
 
 The same study (recording, Stage A, groups of neurons, DAS, tests) runs in a fresh process per engine: in-process, with
 one worker and with two. CPU seconds are those of the driver and of every process that Ray starts, daemons included, up
 to the end of the study. What workers need to get ready (Ray itself, imports, loading the model) is measured apart: it
-does not grow with the work. Results must be the same bits. Writes docs/results/scale_ray.json.
+does not grow with the work. Results must be the same bits. One run's CPU seconds differ from the next one's by a tenth
+on a shared machine, so engines take turns for some rounds; the ratios of a round are of runs next to each other, and
+their medians count. Writes docs/results/scale_ray.json and scale_ray.md.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ import argparse
 import hashlib
 import json
 import os
-import platform
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 import torch
 
+from heq_speed import ROOT, commit, machine
+from pages import markdown
 from plot_ot.engine import InProcess
 from plot_ot.engine.ray import RayEngine
 from plot_ot.models import default_cache
@@ -34,7 +40,6 @@ from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.replicas import recipe
 from plot_ot.tasks.text_data import Sizes
 
-ROOT = Path(__file__).resolve().parents[1]
 SEED = 1000
 METHODS = ("plot-native", "das")
 COST, GAIN = 1.1, 1.6
@@ -87,45 +92,94 @@ def measure(workers: int, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--fit", type=int, default=400, help="fit pairs")
-    parser.add_argument("--pairs", type=int, default=200, help="pairs of every other bank")
-    parser.add_argument("--epochs", type=int, default=40, help="of DAS")
+    parser.add_argument("--fit", type=int, default=1000, help="fit pairs")
+    parser.add_argument("--pairs", type=int, default=400, help="pairs of every other bank")
+    parser.add_argument("--epochs", type=int, default=60, help="of DAS")
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--one", type=int, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
         print(json.dumps(measure(args.one, args)))
         return
-    runs = []
-    for workers in args.workers:
-        command = [sys.executable, __file__, *sys.argv[1:], "--one", str(workers)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-        print(runs[-1], flush=True)
-    here = next(r for r in runs if not r["workers"])
-    for r in runs:
-        r["cpu_ratio"] = r["work"]["cpu"] / here["work"]["cpu"]
-        r["speed_up"] = here["work"]["wall"] / r["work"]["wall"]
-        work, start = r["work"], r["start"]
-        print(
-            f"{r['workers'] or 'no'} workers: {work['wall']:.1f} s ({r['speed_up']:.2f}x), CPU {work['cpu']:.1f} s "
-            f"({r['cpu_ratio']:.2f}x, wanted <= {COST}); {start['cpu']:.1f} CPU s to get ready; load {r['load']:.1f}"
-        )
-    assert len({r["digest"] for r in runs}) == 1, "engines differ"
+    rounds = [[run_apart(workers) for workers in args.workers] for _ in range(args.rounds)]
+    digests = {r["digest"] for runs in rounds for r in runs}
+    assert len(digests) == 1, f"engines differ: {digests}"
     summary = {
+        "command": shlex.join(["python", "benchmarks/ray_speed.py", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": machine(),
         "model": args.model,
         "methods": METHODS,
-        "fit": args.fit,
-        "pairs": args.pairs,
-        "epochs": args.epochs,
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
         "wanted": {"cpu_ratio": COST, "speed_up": GAIN},
-        "runs": runs,
+        "engines": [engine(n, rounds) for n in args.workers],
+        "rounds": rounds,
     }
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "scale_ray.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    (args.out / "scale_ray.md").write_text(page(summary), encoding="utf-8")
+    print(page(summary))
+
+
+def run_apart(workers: int) -> dict[str, Any]:
+    """`measure` in a process of its own."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--one", str(workers)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(result, flush=True)
+    return result
+
+
+def engine(workers: int, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """One engine's medians over the rounds, and its ratios to the in-process run of each."""
+    found: dict[str, Any] = {"workers": workers}
+    pairs = []
+    for runs in rounds:
+        by_workers = {r["workers"]: r for r in runs}
+        pairs.append((by_workers[0], by_workers[workers]))
+    for name in ("wall", "cpu"):
+        found[f"work_{name}"] = median(r["work"][name] for _, r in pairs)
+        found[f"start_{name}"] = median(r["start"][name] for _, r in pairs)
+    found["cpu_ratios"] = [r["work"]["cpu"] / here["work"]["cpu"] for here, r in pairs]
+    found["speed_ups"] = [here["work"]["wall"] / r["work"]["wall"] for here, r in pairs]
+    found["loads"] = [r["load"] for _, r in pairs]
+    return found
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """What Ray costs and brings."""
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
+
+    rows = [
+        [
+            str(e["workers"] or "in-process"),
+            f"{e['work_cpu']:.1f}",
+            spread(e["cpu_ratios"]),
+            f"{e['work_wall']:.1f}",
+            spread(e["speed_ups"]),
+            f"{e['start_cpu']:.1f}",
+            f"{e['start_wall']:.1f}",
+        ]
+        for e in summary["engines"]
+    ]
+    head = ["workers", "CPU s", "of in-process", "wall s", "speed-up", "CPU s to get ready", "wall s to get ready"]
+    loads = [load for e in summary["engines"] for load in e["loads"]]
+    lines = [
+        "# Ray against one process",
+        "",
+        f"Made by `{summary['command']}` (commit {summary['commit']}; {summary['machine']['cpu']}, {summary['machine']['cores']} cores): one MCQA study on "
+        f"{summary['model']} ({', '.join(f'`{m}`' for m in summary['methods'])}), development seed {SEED}; medians of "
+        f"{len(summary['rounds'])} rounds in which engines take turns, in brackets the lowest and highest; load "
+        f"average {min(loads):.1f} to {max(loads):.1f} (with two workers 2 is their own). All runs gave the same bits. "
+        f"Wanted: at most {COST} of the CPU seconds, a speed-up of {GAIN} by two workers on idle cores.",
+        "",
+        *markdown(head, rows),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

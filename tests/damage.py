@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
 import pickle
 import struct
+import traceback
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +150,18 @@ class Loader:
 
 # -- what must hold -------------------------------------------------------------------------------------------
 
+TRIED = "tried"
+"""Where a bench keeps the file it is trying, below its root: a process that dies of it leaves it there."""
+
+
+def packed(data: bytes) -> str:
+    """A file as a word: `python tests/test_fuzz_long.py LOADER WORD` tries it again."""
+    return base64.urlsafe_b64encode(zlib.compress(data, 9)).decode()
+
+
+def unpacked(word: str) -> bytes:
+    return zlib.decompress(base64.urlsafe_b64decode(word))
+
 
 class Bench:
     """A loader's sound folder, in which one file is damaged again and again."""
@@ -154,6 +169,7 @@ class Bench:
     def __init__(self, loader: Loader, root: Path) -> None:
         self.loader, self.root, self.folder = loader, root, root / "below" / "folder"
         self.folder.mkdir(parents=True)
+        (root / TRIED).touch()
         loader.make(self.folder)
         self.target = self.folder / loader.file
         self.sound = self.target.read_bytes()
@@ -164,6 +180,7 @@ class Bench:
 
     def try_it(self, data: bytes) -> str | None:
         """Load the damaged file: only our own error may come of it, and nothing else may happen. What it said."""
+        (self.root / TRIED).write_bytes(data)
         self.target.write_bytes(data)
         os.chdir(self.folder)  # an executed payload, or a relative name, leaves its trace here
         try:
@@ -171,10 +188,13 @@ class Bench:
             said = None
         except PlotError as e:
             said = str(e)
+        except Exception as e:  # atheris prints the last error only
+            told = traceback.format_exc(limit=-6)
+            raise AssertionError(f"{self.loader}: of the file {packed(data)} came\n{told}") from e
         finally:
             os.chdir(self.root)
         changed = {p for p in self._tree() ^ self.there if not any(p == self.folder / w for w in self.loader.writes)}
-        assert not changed, f"{self.loader} made or removed {changed}"
+        assert not changed, f"{self.loader} made or removed {changed} because of the file {packed(data)}"
         self._restore()
         return said
 

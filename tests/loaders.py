@@ -22,11 +22,15 @@ import report_runs
 from damage import Loader
 from plot_ot.adapters import ADAPTER_FILES, digest_weights, load_adapter, read_record, save_adapter
 from plot_ot.edits import Frame
+from plot_ot.errors import PlotError
 from plot_ot.exchange import from_causalab, from_mib, from_pyvene, to_causalab, to_mib, to_pyvene
 from plot_ot.handles import Edit, Handle
 from plot_ot.hypotheses.pairs import read_pairs
+from plot_ot.locks import NAME as LOCK
+from plot_ot.locks import Lock
 from plot_ot.models import FORMAT as MODEL_FORMAT
 from plot_ot.models import MANIFEST, check_directory, hash_file
+from plot_ot.plan.shape import shape_by_name
 from plot_ot.report.page import page
 from plot_ot.runs import RunDirectory, write_json
 from plot_ot.sae import load_sae
@@ -57,6 +61,19 @@ def _run_with_config(folder: Path) -> None:
     _run(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder.parent / "config").write_text(json.dumps(manifest["config"]))
+
+
+def _held(folder: Path) -> str:
+    """What is said of a lock that another process holds, with anything written in its file."""
+    import fcntl
+
+    with (folder / LOCK).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            Lock(folder).release()
+        except PlotError as e:
+            return str(e)
+    raise AssertionError("a lock that is held was taken")
 
 
 def _heq(folder: Path) -> None:
@@ -110,6 +127,25 @@ def _model(folder: Path) -> None:
     _small().save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(20)}, unk_token="w0"))  # noqa: S106
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0").save_pretrained(folder)  # noqa: S106
+
+
+def _gguf(folder: Path) -> None:
+    import gguf
+
+    import decoders
+    from test_loading import write_gguf
+
+    write_gguf(gguf, decoders.network("llama"), folder / "x.gguf")
+
+
+def _model_and_adapter(folder: Path) -> None:
+    for name, make in (("model", _model), ("adapter", _adapter)):
+        (folder / name).mkdir()
+        make(folder / name)
+
+
+def _merged(folder: Path) -> None:
+    load_model(folder / "model", adapter=folder / "adapter")
 
 
 def _converted(folder: Path) -> None:
@@ -173,6 +209,7 @@ LOADERS = [
         *("manifest of a run to continue", "manifest.json", _run_with_config, _open_run),
         writes=(".lock", "manifest.json"),
     ),
+    Loader("lock that is held", LOCK, lambda f: Lock(f).release(), _held, shows=True),
     Loader(
         *("unit", "units/seed-1/das.json", _run, lambda f: RunDirectory.read(f).compile(["das"])),
         writes=("results.json", "couplings.json"),
@@ -224,6 +261,12 @@ LOADERS = [
     Loader("model's configuration", "config.json", _model, load_model, examples=20),
     Loader("model's weights", "model.safetensors", _model, load_model, examples=20),
     Loader("model's tokenizer", "tokenizer.json", _model, load_model, examples=20),
+    Loader("configuration to plan with", "config.json", _model, shape_by_name),
+    Loader("model as GGUF", "x.gguf", _gguf, lambda f: load_model(f / "x.gguf"), examples=10),
+    *(
+        Loader(f"merged adapter's {what}", str(Path("adapter") / file), _model_and_adapter, _merged, examples=20)
+        for what, file in (("configuration", ADAPTER_FILES[0]), ("weights", ADAPTER_FILES[1]))
+    ),
     Loader(
         *("pairs as JSON lines", "x.jsonl", _text("x.jsonl", (json.dumps(ROW) + "\n") * 3)),
         lambda f: read_pairs(f / "x.jsonl"),

@@ -1,6 +1,8 @@
 """Every loader is given damaged and hostile files: only PlotError comes of them, in bounded memory."""
 
+import math
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +59,43 @@ def test_what_could_execute_or_never_end_is_refused(loader: Loader, tmp_path: Pa
     bench = Bench(loader, tmp_path)
     for data in (PICKLE, torch_pickle(), b"", b"[" * 200_000):
         assert bench.try_it(data) or loader.shows
+
+
+STRANGE = (
+    *("[" * n + "]" * n for n in (50, 62, 900, 994)),
+    *("9" * 4300, "9" * 4301, "1e999", "NaN", "-Infinity", "0." + "1" * 100_000),
+    *('"\\ud800"', '{"\\udc00": 1}', '{"a": 1, "a": 2}', "[{}]", '"\\u0000"'),
+)
+"""JSON of limits: of depth, of digits, of numbers, of Unicode; keys twice, and lists that cannot be keys."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loader", [x for x in LOADERS if x.file.endswith(".json")], ids=str)
+def test_json_at_its_limits_gives_our_error_or_what_it_says(loader: Loader, tmp_path: Path) -> None:
+    bench = Bench(loader, tmp_path)
+    for value in STRANGE:
+        for start in (b"{", b'"config": {', b'"seeds": ['):
+            name = b"" if start.endswith(b"[") else b'"strange": '
+            bench.try_it(bench.sound.replace(start, start + name + value.encode() + b", ", 1))
+
+
+FOUND = {
+    "adder backbone": (rb"8, \"recipe\": \"first-exact", rb"1e999,\"recipe\":\"first-exa"),
+    "questions as JSON": (b'"A", "B"', b'"A", "C", "B"'),
+    "questions as JSON lines": (b'"red", "yellow"', b'"yellow"'),
+    "configuration to plan with": (b'"vocab_size": 20', b'"vocab_size": "20"'),
+    "model's configuration": (b'"LlamaForCausalLM"', b"{}"),
+    "model as GGUF": tuple(b"rms_epsilon" + struct.pack("<If", 6, eps) for eps in (1e-6, math.nan)),
+}
+"""What campaigns found: a part of a sound file, and what was there instead."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loader", [x for x in LOADERS if x.name in FOUND], ids=str)
+def test_what_campaigns_found_is_refused(loader: Loader, tmp_path: Path) -> None:
+    bench, (part, instead) = Bench(loader, tmp_path), FOUND[loader.name]
+    assert part in bench.sound
+    assert bench.try_it(bench.sound.replace(part, instead, 1))
 
 
 @pytest.mark.skipif(not LINUX, reason="needs sparse files and pipes")

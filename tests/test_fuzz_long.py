@@ -1,6 +1,7 @@
 """Long campaigns: atheris drives the damage by what it reaches in our code, one process per loader.
 
-As a script it is the campaign of one loader: only PlotError may come of what is loaded; anything else ends it.
+As a script it is the campaign of one loader: only PlotError may come of what is loaded; anything else ends it. With a
+word that a failure printed it tries that one file again: `python tests/test_fuzz_long.py LOADER WORD`.
 """
 
 import os
@@ -16,6 +17,7 @@ if __name__ != "__main__":
     import pytest
 
     pytest.importorskip("atheris")
+    from damage import TRIED, packed
     from loaders import LOADERS
 
     @pytest.mark.long
@@ -24,8 +26,12 @@ if __name__ != "__main__":
         runs = int(os.environ.get("PLOT_OT_FUZZ_RUNS", "3000"))
         words = [sys.executable, __file__, loader.name, f"-runs={runs}", "-seed=1000", "-rss_limit_mb=4096"]
         done = subprocess.run([*words, "-timeout=120"], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        assert int(re.search(r"Done (\d+) runs", done.stderr)[1]) >= runs
+        told = re.sub(r"INFO: Instrumenting.*\n", "", done.stdout + done.stderr)
+        tried = [packed(path.read_bytes()) for path in tmp_path.glob(f"*/{TRIED}")]
+        assert done.returncode == 0, f"{told}\nThe last file, packed: {tried}"
+        inputs = int(re.search(r"Done (\d+) runs", told)[1])  # libFuzzer may do a few more than it is told
+        assert inputs >= runs
+        print(f"{loader}: {inputs} inputs")
 
 
 def campaign(name: str) -> None:
@@ -51,5 +57,14 @@ def campaign(name: str) -> None:
     atheris.Fuzz()
 
 
+def again(name: str, word: str) -> None:
+    """Try the file that a failure printed."""
+    from damage import Bench, unpacked
+    from loaders import LOADERS
+
+    loader = next(x for x in LOADERS if x.name == name)
+    print(Bench(loader, Path(tempfile.mkdtemp())).try_it(unpacked(word)) or "It was taken.")
+
+
 if __name__ == "__main__":
-    campaign(sys.argv[1])
+    campaign(sys.argv[1]) if sys.argv[2].startswith("-") else again(*sys.argv[1:])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from decoders import ANSWERS, BASE, VOCABULARY, encode, network, recorded, relative, transformers, variants
@@ -91,6 +92,13 @@ def test_an_adapter_is_merged_or_may_stay_a_wrapper(saved: Path, tmp_path: Path)
         assert relative(*responses) < 1e-4
     assert outputs[0].subject.identity() != outputs[1].subject.identity()
     assert_refused(lambda: load_model(saved, adapter=saved), ["adapter_config.json"])
+
+
+def test_weights_that_are_missing_are_not_made_up(saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    assert_refused(lambda: load_model(saved), ["lack model.layers.1.self_attn.q_proj.weight"])
 
 
 def test_a_gguf_file_is_loaded(tmp_path: Path) -> None:

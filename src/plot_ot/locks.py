@@ -50,9 +50,10 @@ class Lock:
             _lock(file)
         except OSError as e:
             if e.errno in _HELD_BY_ANOTHER:
+                owner = _owner(file)
                 os.close(file)
                 raise PlotError(
-                    f"{directory} is in use by {self._owner()}. Wait until it is done, or choose another --out; the "
+                    f"{directory} is in use by {owner}. Wait until it is done, or choose another --out; the "
                     f"lock ends with that process."
                 ) from None
             warnings.warn(
@@ -67,12 +68,15 @@ class Lock:
         """Let others have the directory."""
         self._file()
 
-    def _owner(self) -> str:
-        try:
-            owner = json.loads(self.path.read_bytes()[:1000])
-            return f"process {int(owner['pid'])} on {owner['host']} (since {owner['since']})"
-        except (OSError, ValueError, TypeError, KeyError):  # it may be about to sign
-            return "another process"
+
+def _owner(file: int) -> str:
+    """Who holds the lock, as far as its file says; anyone may have written anything there."""
+    try:
+        os.lseek(file, 0, os.SEEK_SET)
+        owner = json.loads(os.read(file, 1000))
+        return f"process {int(owner['pid'])} on {owner['host']} (since {owner['since']})"
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):  # it may be about to sign
+        return "another process"
 
 
 def _sign(file: int) -> None:

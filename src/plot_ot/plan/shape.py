@@ -15,7 +15,7 @@ from torch import nn
 from plot_ot.errors import PlotError
 from plot_ot.subjects import DecoderSubject, GRUSubject, MLPSubject, Place, SequentialSubject, Subject
 from plot_ot.subjects.decoder_shape import transformers_library
-from plot_ot.subjects.loading import _located
+from plot_ot.subjects.loading import _located, guarded, refuse_sizes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -246,12 +246,8 @@ def shape_by_name(name: str | os.PathLike[str]) -> Shape:
     try:
         source, file = _located(text, None)
         where = {"gguf_file": file} if file else {}
-        config = transformers_library().AutoConfig.from_pretrained(source, **where)
+        config = guarded(transformers_library().AutoConfig.from_pretrained, "configuration", source, **where)
+        refuse_sizes(config, source)
     except PlotError as e:
         raise PlotError(f"{e} Shapes known without a download: {', '.join(PRESETS)}.") from e
-    except (OSError, ValueError) as e:
-        raise PlotError(
-            f"The configuration of '{text}' cannot be read ({str(e).splitlines()[0]}). Shapes known without a "
-            f"download: {', '.join(PRESETS)}."
-        ) from e
     return Shape.of_config(text, config)

@@ -326,6 +326,8 @@ def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> De
     with torch.no_grad(), frozen(model):
         ours = decoder.logits(last[:, -1])
     theirs = logits[:, -1].float().to(ours.device)
+    if not bool(torch.isfinite(theirs).all()):
+        raise _strange(name, "its logits are NaN or infinite")
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
         raise _strange(name, "its logits are not its unembedding of the final norm")
     return decoder

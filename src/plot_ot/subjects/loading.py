@@ -56,7 +56,7 @@ def load_model(
         where: dict[str, Any] = {"gguf_file": file} if file else {"revision": revision}
         config = guarded(library.AutoConfig.from_pretrained, "configuration", source, **where)
         _refuse_config(config, library, source)
-        _refuse_sizes(config, source)
+        refuse_sizes(config, source)
         if tokenizer is None:
             _refuse_no_tokenizer(source, file)
             tokenizer = guarded(library.AutoTokenizer.from_pretrained, "tokenizer", source, **where)
@@ -70,7 +70,12 @@ def load_model(
             attn_implementation = "eager"  # the others leave the cap out, or refuse it
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
-        model = guarded(library.AutoModelForCausalLM.from_pretrained, "weights", source, **where, **options)
+        load = library.AutoModelForCausalLM.from_pretrained
+        model, told = guarded(load, "weights", source, **where, **options, output_loading_info=True)
+        if missing := sorted(told["missing_keys"]):  # transformers would make them up at random
+            raise PlotError(
+                f"The weights at {source} lack {missing[0]} ({len(missing)} missing in all). Fetch the model again."
+            )
         if device_map is None:
             model = model.to(place)
     if adapter is not None:
@@ -157,7 +162,8 @@ def guarded(load: Any, what: str, source: str, **options: Any) -> Any:
 
 
 def _refuse_config(config: Any, library: transformers, source: str) -> None:  # type: ignore[valid-type]
-    kinds = getattr(config, "architectures", None) or []
+    said = getattr(config, "architectures", None) or []
+    kinds = [str(k) for k in (said if isinstance(said, list) else [said])]
     if getattr(config, "is_encoder_decoder", False):
         found = "an encoder-decoder"
     elif type(config) not in library.AutoModelForCausalLM._model_mapping:  # type: ignore[attr-defined]
@@ -169,7 +175,7 @@ def _refuse_config(config: Any, library: transformers, source: str) -> None:  # 
     raise PlotError(f"{source} is {found}, not a causal language model (a decoder that predicts the next token).")
 
 
-def _refuse_sizes(config: Any, source: str) -> None:
+def refuse_sizes(config: Any, source: str) -> None:
     """Refuse declared sizes that no model has, or that the weights beside the configuration cannot fill."""
     text = config.get_text_config()
     for name, most in LARGEST.items():

@@ -5,7 +5,6 @@ An input is written as a code a·2ⁿ + b, so that codes in rising order are inp
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Int
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -22,6 +20,7 @@ from plot_ot.banks import Bank, Splits, distinct_rows
 from plot_ot.causal import CausalModel, Mechanism, same
 from plot_ot.errors import PlotError, unknown
 from plot_ot.runs import to_json, write_atomically
+from plot_ot.safe_files import UNREADABLE, parse_json, read_tensors
 from plot_ot.subjects.gru import GRUNet, GRUSubject
 from plot_ot.tasks.base import SeedFailed
 
@@ -229,9 +228,8 @@ def read_backbone(path: Path, adder: Adder) -> Backbone:
     """A checkpoint; refused when it is damaged, of another adder than the one wanted, or does not add."""
     net = GRUNet(2, adder.width)
     try:
-        with safe_open(str(path), framework="pt") as file:
-            header = json.loads((file.metadata() or {})["plot_ot"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
+        header = parse_json(metadata["plot_ot"])
         if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']!r}, not {FORMAT!r}")
         found = Adder(int(header["bits"]), int(header["width"]), str(header["recipe"]))
@@ -243,7 +241,7 @@ def read_backbone(path: Path, adder: Adder) -> Backbone:
         backbone = Backbone(adder, int(header["seed"]), net.requires_grad_(False), int(header["epochs"]))
     except FileNotFoundError:
         raise PlotError(f"There is no checkpoint at {path}.") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as e:
+    except UNREADABLE as e:
         raise PlotError(f"The checkpoint {path} is damaged ({e}). Delete it; it will be trained again.") from e
     backbone.require_exact()
     return backbone

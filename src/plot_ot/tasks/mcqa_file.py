@@ -126,11 +126,12 @@ class _Reader:
         try:
             labels = [str(x).strip() for x in entry["choices"]["label"]]
             texts = [str(x).strip() for x in entry["choices"]["text"]]
-            prompt = str(entry["prompt"] if "prompt" in entry else _whole(str(entry["question"]), labels, texts))
+            asked = str(entry["prompt" if "prompt" in entry else "question"])
         except (KeyError, TypeError) as e:
             raise refuse(f"expected `prompt` or `question`, and `choices` with `label` and `text` ({e!r}).") from None
         if len(labels) != OPTIONS or len(texts) != OPTIONS:
             raise refuse(f"expected {OPTIONS} choices; found {len(texts)} texts and {len(labels)} labels.")
+        prompt = asked if "prompt" in entry else _whole(asked, labels, texts)
         for values, legal in ((labels, LETTERS), (texts, COLOURS)):
             strange = [x for x in values if x not in tuple(legal)]
             if strange:
