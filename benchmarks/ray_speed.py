@@ -167,10 +167,11 @@ def page(summary: Mapping[str, Any]) -> str:
     ]
     head = ["workers", "CPU s", "of in-process", "wall s", "speed-up", "CPU s to get ready", "wall s to get ready"]
     loads = [load for e in summary["engines"] for load in e["loads"]]
+    where = f"{summary['machine']['cpu']}, {summary['machine']['cores']} cores"
     lines = [
         "# Ray against one process",
         "",
-        f"Made by `{summary['command']}` (commit {summary['commit']}; {summary['machine']['cpu']}, {summary['machine']['cores']} cores): one MCQA study on "
+        f"Made by `{summary['command']}` (commit {summary['commit']}; {where}): one MCQA study on "
         f"{summary['model']} ({', '.join(f'`{m}`' for m in summary['methods'])}), development seed {SEED}; medians of "
         f"{len(summary['rounds'])} rounds in which engines take turns, in brackets the lowest and highest; load "
         f"average {min(loads):.1f} to {max(loads):.1f} (with two workers 2 is their own). All runs gave the same bits. "
