@@ -8,7 +8,8 @@ one worker and with two. CPU seconds are those of the driver and of every proces
 to the end of the study. What workers need to get ready (Ray itself, imports, loading the model) is measured apart: it
 does not grow with the work. Results must be the same bits. One run's CPU seconds differ from the next one's by a tenth
 on a shared machine, so engines take turns for some rounds; the ratios of a round are of runs next to each other, and
-their medians count. Writes docs/results/scale_ray.json and scale_ray.md.
+their medians count. Two processes that know nothing of each other, each with the whole study, show what the machine
+itself takes when both its cores are busy. Writes docs/results/scale_ray.json and scale_ray.md.
 """
 
 from __future__ import annotations
@@ -103,8 +104,11 @@ def main() -> None:
     if args.one is not None:
         print(json.dumps(measure(args.one, args)))
         return
-    rounds = [[run_apart(workers) for workers in args.workers] for _ in range(args.rounds)]
-    digests = {r["digest"] for runs in rounds for r in runs}
+    rounds, alone = [], []
+    for _ in range(args.rounds):
+        rounds.append([run for workers in args.workers for run in run_apart(workers)])
+        alone.append(run_apart(0, copies=2))
+    digests = {r["digest"] for runs in [*rounds, *alone] for r in runs}
     assert len(digests) == 1, f"engines differ: {digests}"
     summary = {
         "command": shlex.join(["python", "benchmarks/ray_speed.py", *sys.argv[1:]]),
@@ -114,6 +118,7 @@ def main() -> None:
         "methods": METHODS,
         "wanted": {"cpu_ratio": COST, "speed_up": GAIN},
         "engines": [engine(n, rounds) for n in args.workers],
+        "two_alone": two_alone(rounds, alone),
         "rounds": rounds,
     }
     args.out.mkdir(parents=True, exist_ok=True)
@@ -122,13 +127,18 @@ def main() -> None:
     print(page(summary))
 
 
-def run_apart(workers: int) -> dict[str, Any]:
-    """`measure` in a process of its own."""
+def run_apart(workers: int, copies: int = 1) -> list[dict[str, Any]]:
+    """`measure` in a process of its own, or in several at the same time."""
     command = [sys.executable, __file__, *sys.argv[1:], "--one", str(workers)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(result, flush=True)
-    return result
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(copies)]  # noqa: S603
+    found = []
+    for process in started:
+        said, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(process.returncode)
+        found.append(json.loads(said.splitlines()[-1]))
+        print(found[-1], flush=True)
+    return found
 
 
 def engine(workers: int, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
@@ -144,6 +154,18 @@ def engine(workers: int, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str
     found["cpu_ratios"] = [r["work"]["cpu"] / here["work"]["cpu"] for here, r in pairs]
     found["speed_ups"] = [here["work"]["wall"] / r["work"]["wall"] for here, r in pairs]
     found["loads"] = [r["load"] for _, r in pairs]
+    return found
+
+
+def two_alone(
+    rounds: Sequence[Sequence[dict[str, Any]]], alone: Sequence[Sequence[dict[str, Any]]]
+) -> dict[str, list[float]]:
+    """What two processes that share nothing take, beside one of them on its own."""
+    found: dict[str, list[float]] = {"cpu_ratios": [], "speed_ups": []}
+    for runs, two in zip(rounds, alone, strict=True):
+        here = next(r["work"] for r in runs if not r["workers"])
+        found["cpu_ratios"] += [r["work"]["cpu"] / here["cpu"] for r in two]
+        found["speed_ups"].append(2 * here["wall"] / max(r["work"]["wall"] for r in two))
     return found
 
 
@@ -167,6 +189,7 @@ def page(summary: Mapping[str, Any]) -> str:
     ]
     head = ["workers", "CPU s", "of in-process", "wall s", "speed-up", "CPU s to get ready", "wall s to get ready"]
     loads = [load for e in summary["engines"] for load in e["loads"]]
+    alone = summary["two_alone"]
     where = f"{summary['machine']['cpu']}, {summary['machine']['cores']} cores"
     lines = [
         "# Ray against one process",
@@ -178,6 +201,10 @@ def page(summary: Mapping[str, Any]) -> str:
         f"Wanted: at most {COST} of the CPU seconds, a speed-up of {GAIN} by two workers on idle cores.",
         "",
         *markdown(head, rows),
+        "",
+        f"Two processes at the same time without Ray, each with the whole study, take {spread(alone['cpu_ratios'])} of "
+        f"the CPU seconds each, and together do {spread(alone['speed_ups'])} of the work in the same time: more than "
+        f"that no engine can bring on these two cores.",
         "",
     ]
     return "\n".join(lines)

@@ -36,9 +36,9 @@ from heq_speed import ROOT, THREADS, commit, machine, say
 from measuring import Peak, resident, timed
 from pages import markdown
 from plot_ot.edits import Frame
-from plot_ot.jacobian import jacobian_signatures
 from plot_ot.models import shipped_adapters
 from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
+from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.sites import Site, SiteFamily, neurons
 from plot_ot.stages.prefilter import Prefilter, rank_correlation
 from plot_ot.subjects import BankRecording, Place, Store, record

@@ -33,7 +33,7 @@ from plot_ot.models import MANIFEST, check_directory, hash_file
 from plot_ot.plan.shape import shape_by_name
 from plot_ot.report.page import page
 from plot_ot.runs import RunDirectory, write_json
-from plot_ot.sae import load_sae
+from plot_ot.sites.sae import load_sae
 from plot_ot.subjects import DecoderSubject
 from plot_ot.subjects.loading import load_model
 from plot_ot.tasks.addition_data import Adder, Backbone, read_backbone, save_backbone, train_backbone

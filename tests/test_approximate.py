@@ -13,9 +13,9 @@ from nets import planted_neurons
 from plot_ot.banks import Bank
 from plot_ot.causal import CausalModel
 from plot_ot.engine import InProcess, record_shared, shards
-from plot_ot.jacobian import jacobian_signatures
-from plot_ot.pooling import deal, jackknife, subsample
 from plot_ot.signatures import SignatureSpec, readout, signatures
+from plot_ot.signatures.jacobian import jacobian_signatures
+from plot_ot.signatures.pooling import deal, jackknife, subsample
 from plot_ot.sites import blocks, neurons, pca_prefixes, whole_places
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Search, within_places

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from decoders import ANSWERS, BASE, POSITIONS, SOURCE, encode, network, relative
 from nets import mlp, orthonormal, planted_plane, rand
 from plot_ot.edits import Frame
-from plot_ot.encoder import Encoder
+from plot_ot.edits.encoder import Encoder
 from plot_ot.errors import PlotError
 from plot_ot.exchange import from_pyvene, pyvene_inputs, pyvene_model, to_pyvene
 from plot_ot.handles import Edit, Handle

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from plot_ot.banks import draw_pairs
 from plot_ot.causal import CausalModel
 from plot_ot.edits import respond
-from plot_ot.heads import heads
 from plot_ot.signatures import readout
+from plot_ot.sites.heads import heads
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate

@@ -188,6 +188,10 @@ def test_answers_are_collected_from_inputs_and_swaps_until_the_tokens_are_fixed(
     assert set(h.answers) == {"5", "13", "3", "15"}
     h.causal.swap(rows, rows.flip(0), "unit")
     assert_refused(lambda: h.causal.answer(h.rows([{"a": 4, "b": 4}])), ["'8'", "not among the answers", "'total'"])
+    before = h.answers
+    h.answer_tokens(numbers)  # asked again: with what has been seen by now
+    assert h.answers[: len(before)] == before
+    assert "8" in h.answers
 
 
 @given(

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-import plot_ot.jacobian as jacobian
 from nets import orthonormal
 from plot_ot.banks import Bank
 from plot_ot.causal import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
-from plot_ot.jacobian import jacobian_signatures, jacobians
-from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, readout, signatures
+from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, jacobian, readout, signatures
+from plot_ot.signatures.jacobian import jacobian_signatures, jacobians
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
 from plot_ot.stages.prefilter import rank_correlation
 from plot_ot.subjects import GRUSubject, MLPSubject, ModuleSubject, record, record_pairs

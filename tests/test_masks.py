@@ -10,9 +10,9 @@ import torch
 
 from nets import orthonormal, planted_neurons, planted_plane
 from plot_ot.edits import Frame
-from plot_ot.sae import SAE, sae_features
 from plot_ot.signatures import readout
 from plot_ot.sites import blocks, neurons, subspaces, whole_places
+from plot_ot.sites.sae import SAE, sae_features
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.masks import MaskSpec, MaskTraining, TrainMask, train_masks

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nets import Planted, hooked_subject, mlp, planted_plane, rand
-from plot_ot import encoder as encoding
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
+from plot_ot.edits import encoder as encoding
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle, handle_from_edits
-from plot_ot.sae import SAE, load_sae, sae_features
 from plot_ot.signatures import readout, signatures
+from plot_ot.sites.sae import SAE, load_sae, sae_features
 from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
 from plot_ot.subjects import MLPSubject, record, record_pairs
 from plot_ot.transport import Transport, couple

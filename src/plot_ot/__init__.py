@@ -5,16 +5,16 @@ from plot_ot.causal import CausalModel, Mechanism
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.heads import heads
 from plot_ot.hypotheses.hypothesis import Hypothesis
 from plot_ot.hypotheses.pairs import read_inputs, read_pairs
 from plot_ot.localize import load_subject, localize
 from plot_ot.methods import Method
 from plot_ot.models import LanguageModel
 from plot_ot.result import Evaluation, Result, evaluate
-from plot_ot.sae import load_sae, sae_features
 from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
+from plot_ot.sites.heads import heads
+from plot_ot.sites.sae import load_sae, sae_features
 from plot_ot.stages.boundless import TrainBoundless
 from plot_ot.stages.calibrate import Candidate, Search, calibrate
 from plot_ot.stages.masks import TrainMask

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from plot_ot.banks import first_of_each
 from plot_ot.edits import EditBatch, Frame, respond
-from plot_ot.encoder import Encoder
+from plot_ot.edits.encoder import Encoder
 from plot_ot.errors import PlotError, unknown
 from plot_ot.runs import to_json, write_atomically
 from plot_ot.safe_files import UNREADABLE, parse_json, read_tensors

@@ -39,7 +39,6 @@ from plot_ot.cli.engines import hired
 from plot_ot.cli.look import print_run
 from plot_ot.cli.progress import Watch, announced
 from plot_ot.engine import Engine
-from plot_ot.guards import halvings
 from plot_ot.methods import Method, pick
 from plot_ot.models import default_cache
 from plot_ot.report.page import write_page
@@ -202,5 +201,5 @@ def _note_memory(run: RunDirectory, seed: int, study: Study, engine: Engine) -> 
     """A run that ran out of memory says so in its manifest: its last bits depend on how its work was cut."""
     spoken = study.prepared.spoken
     subjects = study.prepared.subject, *([spoken.strict] if spoken else [])
-    for words in (*(w for s in subjects for w in halvings(s)), *engine.notes()):
+    for words in (*(w for s in subjects for w in s.room.halvings), *engine.notes()):
         run.note(f"seed {seed}: {words}")

@@ -13,7 +13,6 @@ import torch
 
 from plot_ot.engine.stores import Elsewhere, record_shard, to_device, with_caches, without_caches
 from plot_ot.errors import PlotError
-from plot_ot.guards import halvings
 from plot_ot.subjects import BankRecording, DecoderSubject, Store, Subject
 from plot_ot.version import library_versions
 
@@ -145,7 +144,7 @@ class Worker:
             value = result()
         except PlotError as e:
             return Done(error=e)
-        new = halvings(self.subject)[self.noted :] if self.subject else []
+        new = self.subject.room.halvings[self.noted :] if self.subject else []
         self.noted += len(new)
         return Done(value, notes=tuple(f"on a worker: {words}" for words in new))
 

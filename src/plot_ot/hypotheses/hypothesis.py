@@ -73,7 +73,8 @@ class Hypothesis:
         self._output: str | None = None
         self._books: dict[str, Codebook] = {}
         self._seen: dict[tuple[int, ...], None] = {}
-        self._open = answers is None
+        self._given_answers = answers is not None
+        self._open = not self._given_answers
         self._answers = Codebook()
         self._collect_answers(answers)
 
@@ -346,11 +347,12 @@ class Hypothesis:
     def answer_tokens(self, tokenizer: Any) -> list[list[int]]:
         """The tokens that spell each answer; answers that single tokens cannot tell apart are refused, all by name.
 
-        Where no `answers` were given, they are those of the inputs coded so far and of swaps between them; from here on
-        no new one is taken in, since what reads these tokens has one output for each.
+        Where no `answers` were given, they are those of the inputs coded so far and of swaps between them; no new one is
+        taken in until this is asked again, since what reads these tokens has one output for each.
         """
         self._need_prompts()
-        if self._open:
+        if not self._given_answers:
+            self._open = True
             self._explore()
         if not self.answers:
             raise PlotError("No answer is known yet: give `answers`, or code the pairs first.")

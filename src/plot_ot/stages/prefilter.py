@@ -14,8 +14,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from plot_ot.errors import PlotError
-from plot_ot.jacobian import coarse, jacobian_signatures
 from plot_ot.signatures import Agreement, Readout, Signatures, SignatureSpec, measure, signatures
+from plot_ot.signatures.jacobian import coarse, jacobian_signatures
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording
 from plot_ot.transport import Coupling, Transport, couple

@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plot_ot.edits import Frame
-from plot_ot.encoder import AT_ONCE, Encoder
+from plot_ot.edits.encoder import AT_ONCE, Encoder
 from plot_ot.errors import PlotError, unknown
-from plot_ot.sites import Menu, Site, SiteFamily
+from plot_ot.sites.families import Menu, Site, SiteFamily
 from plot_ot.subjects import Place, Recording
 
 ARCHITECTURES = ("standard", "jumprelu", "topk", "gated")

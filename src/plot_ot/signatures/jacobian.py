@@ -21,10 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.edits import Distinct
+from plot_ot.edits.guards import within_memory
 from plot_ot.errors import PlotError
-from plot_ot.guards import within_memory
-from plot_ot.pooling import Abstract, Sums
-from plot_ot.signatures import Collection, Readout, Signatures, SignatureSpec, View, batches
+from plot_ot.signatures.effects import Collection, Signatures, SignatureSpec, View, batches
+from plot_ot.signatures.pooling import Abstract, Sums
+from plot_ot.signatures.readouts import Readout
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place, Recording, Subject
 

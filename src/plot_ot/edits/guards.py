@@ -18,11 +18,6 @@ from plot_ot.subjects.base import Rewrite
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
-def halvings(subject: Subject) -> list[str]:
-    """What was cut smaller because memory ran out, in words."""
-    return list(subject.room.halvings)
-
-
 def within_memory(
     subject: Subject, run: Callable[[slice, slice], Float[Tensor, "variants pairs ..."]], variants: int, pairs: int
 ) -> Float[Tensor, "variants pairs ..."]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
-from plot_ot.sites import Menu, Site, SiteFamily
+from plot_ot.sites.families import Menu, Site, SiteFamily
 from plot_ot.subjects import Place, Recording
 
 KIND = "head_output."
