@@ -347,8 +347,8 @@ class Hypothesis:
     def answer_tokens(self, tokenizer: Any) -> list[list[int]]:
         """The tokens that spell each answer; answers that single tokens cannot tell apart are refused, all by name.
 
-        Where no `answers` were given, they are those of the inputs coded so far and of swaps between them; no new one is
-        taken in until this is asked again, since what reads these tokens has one output for each.
+        Where no `answers` were given, they are those of the inputs coded so far and of swaps between them; no new one
+        is taken in until this is asked again, since what reads these tokens has one output for each.
         """
         self._need_prompts()
         if not self._given_answers:
