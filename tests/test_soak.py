@@ -161,6 +161,7 @@ def test_a_cluster_whose_workers_die_again_and_again_gives_the_same_bits(tmp_pat
     found = said([sys.executable, "-c", ON_RAY, str(60 * MINUTES / 3)])
     print(f"Ray: {len(found['held'])} studies, {found['kills']} workers killed, the driver: {growth(found['held'])}")
     assert found["kills"]
+    assert slope(found["held"]) < SLOPE
 
 
 def said(words):

@@ -32,6 +32,8 @@ RETRIES = 100
 """A unit during which so many workers died will not do better the next time."""
 SENT = 256
 """Parts of recordings that are kept in Ray's object store for units to come."""
+QUIET = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False}
+"""A cluster of this machine alone keeps no history of tasks and no metrics: there is nobody to look at them."""
 PASSED_ON = ("PLOT_OT_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
 """Environment variables that say where models are found."""
 
@@ -129,6 +131,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level="ERROR",
+                _system_config=QUIET,
             )
     except (OSError, RuntimeError, ValueError) as e:
         where = f"at '{address}'" if address else "on this machine"
