@@ -407,7 +407,7 @@ def _memory_section(part: Mapping[str, Any]) -> list[str]:
         f"told to give back whatever is freed; *usual* are {TIMES} runs as they come, the CPU seconds of one of "
         "which are last. What is needed is planned by adding up what is held at the same time, without a fitted "
         "constant; how the parts add up was settled on needed memory of the first model, measured at 24, 40 and "
-        "120 MB, before that of the others was. With the allocator's adds 15 %, an allowance read off such runs: "
+        "120 MB, before that of the others was. With the allocator's adds 30 %, an allowance read off such runs: "
         "recording tells glibc to hold little of what is freed. (Without that, equal runs differed by more than twice: "
         "36 and 85 MB, first model at 120 MB.)",
         "",

@@ -20,7 +20,7 @@ from plot_ot.plan.scene import Inputs, Scene
 from plot_ot.plan.shape import Shape
 from plot_ot.subjects.decoder import LEAST_AT_ONCE, RECORDED_AT_ONCE, RESUMED_AT_ONCE
 
-HELD_BACK, KEPT_BACK = 0.15, 2.0
+HELD_BACK, KEPT_BACK = 0.3, 2.0
 """What a CPU's allocator (glibc's) may hold besides, of what was given back: a share of what is needed where recording
 tells it to hold little (`subjects.room.give_back`, language models), else so many times the largest pass.
 
