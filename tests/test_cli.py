@@ -206,6 +206,16 @@ def test_impossible_adders_are_refused(monkeypatch, tmp_path, capsys, words, sai
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("words", [("run", "mcqa"), ("run", "ioi"), ("explain", "mcqa"), ("localize", "task.py")])
+def test_a_budget_of_nothing_is_refused_before_anything_is_written(monkeypatch, tmp_path, capsys, words, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text("")
+    assert call(monkeypatch, *words, f"--memory={given}") == 2
+    assert f"--memory is in GB, above zero; found {given}" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["task.py"]
+
+
 # -- progress -------------------------------------------------------------------------------------------------
 
 

@@ -312,6 +312,7 @@ def test_a_wrong_pass_is_noticed_while_recording(monkeypatch: pytest.MonkeyPatch
         ({"layers": (4,)}, ["0..3", "[4]"]),
         ({"layers": ()}, ["0..3"]),
         ({"kinds": ("block_outputs",)}, ["'block_outputs'", "block_output"]),
+        ({"memory": 0}, ["bytes, above zero", "found 0"]),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict, words: list[str]) -> None:

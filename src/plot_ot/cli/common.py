@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from plot_ot.errors import PlotError
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
@@ -33,3 +36,10 @@ Address = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Ray workers (default: one per GPU, or per core).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
+
+
+def budget(gigabytes: float) -> int:
+    """--memory in bytes."""
+    if not 1e-9 <= gigabytes < math.inf:
+        raise PlotError(f"--memory is in GB, above zero; found {gigabytes:g}. The default is 4.")
+    return int(gigabytes * 1e9)

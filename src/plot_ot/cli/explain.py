@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
-from plot_ot.cli.common import Bits, First, Methods, Sampler, Size, SplitName, Strengths, Width, console
+from plot_ot.cli.common import Bits, First, Methods, Sampler, Size, SplitName, Strengths, Width, budget, console
 from plot_ot.errors import PlotError, unknown
 from plot_ot.hypotheses.prompts import encode
 from plot_ot.methods import Method, pick
@@ -98,8 +98,8 @@ def explain(
     tasks: dict[str, Callable[[], Task]] = {
         "heq": lambda: HierarchicalEquality(sampler, strengths, size),
         "addition": lambda: BinaryAddition(width, bits, split=split),
-        "mcqa": lambda: MultipleChoice(model or "tiny", adapter, sizes=sizes, memory=int(memory * 1e9)),
-        "ioi": lambda: IndirectObject(model or "smollm2", adapter, sizes=sizes, memory=int(memory * 1e9)),
+        "mcqa": lambda: MultipleChoice(model or "tiny", adapter, sizes=sizes, memory=budget(memory)),
+        "ioi": lambda: IndirectObject(model or "smollm2", adapter, sizes=sizes, memory=budget(memory)),
     }
     if task not in tasks and task.endswith(".py"):
         raise PlotError(

@@ -22,6 +22,7 @@ from plot_ot.cli.common import (
     Seeds,
     Threads,
     Workers,
+    budget,
     console,
 )
 from plot_ot.cli.run import app, finish
@@ -105,7 +106,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             device,
             revision,
             Sizes(fit, pairs, pairs, pairs),
-            int(memory * 1e9),
+            budget(memory),
             **more,
         )
         crew = engine, address, workers

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer, require_file
-from plot_ot.cli.common import Quiet, Threads, console, errors
+from plot_ot.cli.common import Quiet, Threads, budget, console, errors
 from plot_ot.cli.language import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 from plot_ot.hypotheses.hypothesis import Hypothesis
@@ -60,7 +60,7 @@ def localize_task(
     require_file(task)
     if method not in METHODS:
         unknown("method", method, METHODS)
-    chosen = {"layers": _numbers(layers)} if layers else {}
+    chosen, room = {"layers": _numbers(layers)} if layers else {}, budget(memory)
     torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
@@ -76,7 +76,7 @@ def localize_task(
         where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
         with errors.status(f"Loading {escape(model)}") if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
-        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": int(memory * (1 << 30)), **chosen}
+        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
     elif not isinstance(subject, Subject):
         raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
     with errors.status("Localizing") if not quiet else errors.capture():

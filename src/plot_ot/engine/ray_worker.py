@@ -129,7 +129,7 @@ class Worker:
             subject = _watching(self._replica(told.replica), told.reading)
             boxes = self._boxes(told.shards)
             caches = Elsewhere(len(boxes), lambda k: self._recorded(self._replica(told.replica), boxes[k]))
-            do, args = cloudpickle.loads(told.work)
+            do, args = cloudpickle.loads(told.work)  # from our own driver, which Ray let into the cluster
             recording = self._part(told.part, subject)
             return do(replace(recording, subject=subject, store=with_caches(recording.store, caches)), *args)
 

@@ -22,7 +22,16 @@ from plot_ot.signatures import Readout
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.choose import best_rotation
 from plot_ot.stages.das import Rotation, starting_frames
-from plot_ot.stages.descent import OPTIMISERS, Adam, DasSpec, TrainedFrames, annealed, descend, trained_frames
+from plot_ot.stages.descent import (
+    OPTIMISERS,
+    Adam,
+    DasSpec,
+    TrainedFrames,
+    annealed,
+    continued,
+    descend,
+    trained_frames,
+)
 from plot_ot.subjects import BankRecording, Place
 
 INSIDE = ("place", "frame")
@@ -209,8 +218,7 @@ def _train(
     room: Frame | None,
 ) -> list[Bounded]:
     """Train the jobs of a place as one batch."""
-    generator = torch.Generator()
-    generator.set_state(state)
+    generator = continued(state)
     like = recording.store.activations[place.name]
     room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
     widest = min(widest or room.rank, room.rank)

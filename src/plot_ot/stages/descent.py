@@ -118,6 +118,13 @@ def _refuse_non_finite(losses: Float[Tensor, " active"], variants: Variants, act
         raise PlotError(f"{who} has a loss of NaN or infinity in epoch {epoch}. Lower the rate.")
 
 
+def continued(state: Tensor) -> torch.Generator:
+    """A generator that goes on from there, wherever a unit of work runs."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    return generator
+
+
 def annealed(ends: tuple[float, float], progress: float) -> float:
     """A temperature that falls geometrically from the first of `ends` to the second while `progress` runs to 1."""
     return ends[0] * (ends[1] / ends[0]) ** progress

@@ -23,7 +23,7 @@ from plot_ot.signatures import Readout
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import pair_weights, scored
-from plot_ot.stages.descent import Adam, DasSpec, annealed, descend
+from plot_ot.stages.descent import Adam, DasSpec, annealed, continued, descend
 from plot_ot.subjects import BankRecording, Place
 
 OVER = ("place", "all")
@@ -152,8 +152,7 @@ def _train(
     state: Tensor,
 ) -> tuple[Bool[Tensor, "jobs sites"], list[float]]:
     """Which sites each job keeps, and its last loss."""
-    generator = torch.Generator()
-    generator.set_state(state)
+    generator = continued(state)
     like = recording.store.activations[places[0].name]
     start = torch.randn(len(jobs), len(family), 1, generator=generator)
     start *= torch.tensor([float(r > 0) for _, _, r in jobs])[:, None, None]

@@ -70,6 +70,8 @@ class DecoderSubject(Subject):
         rest: bool = False,
         memory: int = 4 << 30,
     ) -> None:
+        if memory < 1:
+            raise PlotError(f"`memory` is in bytes, above zero; found {memory}. Leave it out for 4 GiB.")
         register_attention()
         self.decoder = Decoder.of(model)
         self.encode = encode
