@@ -30,12 +30,12 @@ from heq_speed import ROOT, THREADS, commit, say, table
 from plot_ot.edits import EditBatch, Frame, Gathered, resume_edited
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.report import style
-from plot_ot.stages.base import Problem
 from plot_ot.stages.calibrate import correct, pair_weights, scored
+from plot_ot.stages.problem import Problem
+from plot_ot.studies.task import SeedFailed
 from plot_ot.subjects import BankRecording, Place, record
 from plot_ot.tasks.addition import BinaryAddition
 from plot_ot.tasks.addition_data import RECIPES
-from plot_ot.tasks.base import SeedFailed
 
 STRENGTHS = (0.5, 1.0, 1.5, 2.0, 4.0)
 METHODS = ("plot-native", "plot-pca", "plot-closed-form", "das")

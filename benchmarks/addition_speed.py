@@ -24,15 +24,15 @@ import torch
 
 from baselines import Job, Pairs, Trained, warm_up
 from heq_speed import ROOT, THREADS, alternate, commit, machine, say, table
-from plot_ot.banks import Bank
+from plot_ot.abstract.banks import Bank
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.methods import Method
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import correct, pair_weights, scored
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.das import Rotation, train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.study import Prepared
+from plot_ot.stages.problem import Problem, State
+from plot_ot.studies.study import Prepared
 from plot_ot.subjects import BankRecording, record
 from plot_ot.tasks.addition import SEARCH, STAGE_A, STAGE_B, BinaryAddition
 from recurrent_baselines import (

@@ -23,11 +23,11 @@ from pages import (
     verdict_rows,
     which_seeds,
 )
-from plot_ot.models import default_cache
+from plot_ot.files.run_directory import Json
+from plot_ot.models.named import default_cache
 from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
-from plot_ot.runs import Json
 from plot_ot.stages.calibrate import correct
-from plot_ot.study import Study
+from plot_ot.studies.study import Study
 from plot_ot.tasks import BinaryAddition
 
 WIDTHS = (8, 16)

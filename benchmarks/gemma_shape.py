@@ -26,21 +26,21 @@ from torch import nn
 from heq_speed import ROOT, THREADS, commit, machine, say
 from measuring import Peak, resident, timed
 from pages import markdown
-from plot_ot.banks import Splits, distinct_rows
+from plot_ot.abstract.banks import Splits, distinct_rows
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.methods import Method
-from plot_ot.plan import hollow
+from plot_ot.models.tiny import build_tokenizer
+from plot_ot.planner import hollow
 from plot_ot.signatures import readout, signatures
 from plot_ot.sites import whole_places
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
-from plot_ot.stages.localize import Localize
+from plot_ot.stages.coupling import Localize
 from plot_ot.subjects import BankRecording, Place, record
-from plot_ot.subjects.decoder import DecoderSubject
-from plot_ot.subjects.decoder_store import DecoderStore
+from plot_ot.subjects.decoder.store import DecoderStore
+from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.tasks import MultipleChoice, mcqa_data
 from plot_ot.tasks.language import PHI, STAGE_A
 from plot_ot.tasks.text_data import Sizes
-from plot_ot.tasks.tiny import build_tokenizer
 from plot_ot.transport import couple
 
 GEMMA = {

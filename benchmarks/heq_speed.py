@@ -39,7 +39,7 @@ from baselines import (
     stratified,
     warm_up,
 )
-from plot_ot.banks import Bank, Splits
+from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.handles import handle_from_edits
 from plot_ot.signatures import readout, signatures

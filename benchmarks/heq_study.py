@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from pages import accuracy_rows, copy_figures, markdown, paired_rows, place_rows, run_study, verdict_rows, which_seeds
+from plot_ot.files.run_directory import Json, RunDirectory
 from plot_ot.report.tables import mean_sd
-from plot_ot.runs import Json, RunDirectory
 
 SAMPLERS = ("balanced", "uniform")
 TRANSPORT = ("plot", "plot-joint", "plot-layered")

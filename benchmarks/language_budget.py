@@ -25,17 +25,17 @@ from torch import Tensor
 
 from heq_speed import ROOT, THREADS, commit, machine, say
 from pages import markdown
+from plot_ot.models.tiny import TINY
 from plot_ot.report import style
 from plot_ot.sites import Menu, blocks, whole_places
-from plot_ot.stages.base import Problem, Stage, State
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import Calibrate, SelectPlaces
-from plot_ot.stages.localize import Localize, ScoreSites, at_random, attribution, brute_force
+from plot_ot.stages.coupling import Localize, ScoreSites, at_random, attribution, brute_force
+from plot_ot.stages.problem import Problem, Stage, State
 from plot_ot.subjects import BankRecording, Place, Store, Subject, record
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.language import PAPER_DEPTH, PHI, RESOLUTIONS, STAGE_A, STAGE_B, LanguageTask, scaled
 from plot_ot.tasks.text_data import Sizes
-from plot_ot.tasks.tiny import TINY
 from plot_ot.transport import Transport
 
 BUDGETS = (4, 10, 25, 50, 100, 200)

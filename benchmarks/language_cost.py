@@ -34,15 +34,15 @@ from language_baselines import Prompts, TextPairs, das_with_pyvene, plain_forwar
 from measuring import Peak, Seconds, resident, timed
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.methods import Method
-from plot_ot.stages.base import Problem
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.study import Prepared
+from plot_ot.stages.problem import Problem
+from plot_ot.studies.study import Prepared
 from plot_ot.subjects import BankRecording, record
-from plot_ot.subjects.decoder import RECORDED_AT_ONCE
-from plot_ot.subjects.decoder_store import DecoderStore
+from plot_ot.subjects.decoder.store import DecoderStore
+from plot_ot.subjects.decoder.subject import RECORDED_AT_ONCE
 from plot_ot.tasks import IndirectObject, MultipleChoice
 from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean
 
 from pages import copy_figures, markdown, run_study, verdict_rows, which_seeds
-from plot_ot.models import shipped_adapters
+from plot_ot.files.run_directory import Json, RunDirectory
+from plot_ot.models.named import shipped_adapters
+from plot_ot.models.tiny import TINY
 from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
-from plot_ot.runs import Json, RunDirectory
-from plot_ot.tasks.tiny import TINY
 
 Planted = Mapping[str, Sequence[int]]
 """variable -> the blocks where it was planted."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from plot_ot.files.run_directory import Json, RunDirectory
 from plot_ot.report.tables import average_by_seed, banks_in, mean_sd, methods_in
-from plot_ot.runs import Json, RunDirectory
 
 
 def run_study(task: str, options: Sequence[str], out: Path) -> RunDirectory:

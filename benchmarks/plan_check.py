@@ -30,16 +30,16 @@ from measuring import timed
 from pages import markdown
 from plot_ot.cli.explain import language_scene
 from plot_ot.methods import Method, layered, progressive
-from plot_ot.models import default_cache
-from plot_ot.plan import MACHINES, PRESETS, Bill, Scene, Shape, measure, plan
+from plot_ot.models.named import default_cache
+from plot_ot.models.tiny import build_tokenizer
+from plot_ot.planner import MACHINES, PRESETS, Bill, Scene, Shape, measure, plan
 from plot_ot.signatures import readout
-from plot_ot.study import Prepared, Study
+from plot_ot.studies.study import Prepared, Study
 from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject, decoder
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice
 from plot_ot.tasks import mcqa_data as data
 from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes
-from plot_ot.tasks.tiny import build_tokenizer
 
 OUT = ROOT / "docs" / "results"
 LLAMA = {

@@ -34,9 +34,9 @@ import torch
 from heq_speed import ROOT, commit, machine
 from pages import markdown
 from plot_ot.engine import InProcess
-from plot_ot.engine.ray import RayEngine
-from plot_ot.models import default_cache
-from plot_ot.study import Study
+from plot_ot.engine.ray_engine import RayEngine
+from plot_ot.models.named import default_cache
+from plot_ot.studies.study import Study
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.replicas import recipe
 from plot_ot.tasks.text_data import Sizes

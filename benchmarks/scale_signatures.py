@@ -36,7 +36,8 @@ from heq_speed import ROOT, THREADS, commit, machine, say
 from measuring import Peak, resident, timed
 from pages import markdown
 from plot_ot.edits import Frame
-from plot_ot.models import shipped_adapters
+from plot_ot.models.named import shipped_adapters
+from plot_ot.models.tiny import TINY
 from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.sites import Site, SiteFamily, neurons
@@ -45,7 +46,6 @@ from plot_ot.subjects import BankRecording, Place, Store, record
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.language import PHI, STAGE_B
 from plot_ot.tasks.text_data import Sizes
-from plot_ot.tasks.tiny import TINY
 from plot_ot.transport import Transport, couple
 
 TOP = 20

@@ -17,9 +17,9 @@ import torch
 
 import plot_ot
 from pages import markdown
+from plot_ot.models.tiny import TINY
+from plot_ot.models.vocabulary import COLOURS
 from plot_ot.result import Result
-from plot_ot.tasks.mcqa_text import COLOURS
-from plot_ot.tasks.tiny import TINY
 
 NOUNS = ("chair", "bear", "lobster", "brick", "spoon", "lemon", "kettle", "table", "lamp", "bottle")
 TEMPLATE = "Question: A {noun} is {colour}. What color is a {noun}?\n" + "".join(

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch
 
 import plot_ot
+from plot_ot.files.run_reading import read_run
 from plot_ot.methods import COARSE, FEW, KEPT, WIDE_FINE, WIDE_SEARCH
 from plot_ot.report import style
-from plot_ot.report.reading import read_run
 from plot_ot.report.zoom import Level, Zoom
 from plot_ot.sites import tokens
 from plot_ot.stages.choose import Calibrate, SelectPlaces, SelectTokens
-from plot_ot.stages.localize import Localize
+from plot_ot.stages.coupling import Localize
 
 OUT = Path(__file__).parent.parent / "docs" / "figures" / "zoom.png"
 TEMPLATE = (

@@ -25,16 +25,16 @@ import peft
 import torch
 from torch import Tensor
 
-from plot_ot.adapters import digest_weights, load_adapter, save_adapter
-from plot_ot.banks import Bank
+from plot_ot.abstract.banks import Bank
 from plot_ot.edits import EditBatch, Frame, respond
-from plot_ot.models import resolve
-from plot_ot.planting import Plant, PlantBatch, planted_loss, planted_module
+from plot_ot.models.adapters import digest_weights, load_adapter, save_adapter
+from plot_ot.models.named import resolve
+from plot_ot.models.planting import Plant, PlantBatch, planted_loss, planted_module
+from plot_ot.models.vocabulary import FAMILIAR, FRESH, LETTERS
 from plot_ot.subjects import DecoderSubject, record
 from plot_ot.tasks import mcqa_data as mcqa
-from plot_ot.tasks.mcqa_text import FAMILIAR, FRESH, LETTERS
 
-ASSETS = Path(__file__).parents[1] / "src" / "plot_ot" / "assets" / "smollm2"
+ASSETS = Path(__file__).parents[1] / "src" / "plot_ot" / "models" / "assets" / "smollm2"
 HELD_OUT = [LETTERS.index(x) for x in "FJNRVZ"]
 TRAINED = [k for k in range(len(LETTERS)) if k not in HELD_OUT]
 POINTER, TOKEN = Plant("answer_pointer", (15, 16, 17, 18)), Plant("answer_token", (24, 25, 26, 27))

@@ -5,7 +5,7 @@
 
 Every net learns to answer. Auxiliary heads, dropped afterwards, show it the way: in all nets one at the colour of each
 option (is it the asked one?); in planted nets also readers of pointer, register and token at the last token. Planted
-nets are trained with interchange interventions on top (see `plot_ot.tasks.tiny` for what is planted).
+nets are trained with interchange interventions on top (see `plot_ot.models.tiny` for what is planted).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from plot_ot.planting import Plant, PlantBatch, planted_loss, planted_module, swapped_answers
-from plot_ot.runs import to_json, write_atomically
-from plot_ot.tasks import tiny
+from plot_ot.files.run_directory import to_json, write_atomically
+from plot_ot.models import tiny
+from plot_ot.models.planting import Plant, PlantBatch, planted_loss, planted_module, swapped_answers
+from plot_ot.models.vocabulary import FAMILIAR, FRESH, LETTERS
 from plot_ot.tasks.mcqa_data import FAMILIES, VARIABLES, causal_model, draw_rows, questions, sources
-from plot_ot.tasks.mcqa_text import FAMILIAR, FRESH, LETTERS, OPTIONS, SYM, answer_tokens, encoder
+from plot_ot.tasks.mcqa_text import OPTIONS, SYM, answer_tokens, encoder
 
 POINTER_BLOCK, TOKEN_BLOCKS = 2, (3, 4, 5)
 REGISTER = 2

@@ -113,8 +113,8 @@ def _text(value: object) -> object:
 def _nursery() -> None:
     import torch
 
-    from plot_ot import study
     from plot_ot.report import page
+    from plot_ot.studies import study
     from plot_ot.tasks import MultipleChoice
 
     torch.set_num_threads(1)

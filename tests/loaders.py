@@ -20,22 +20,22 @@ from torch import Tensor, nn
 
 import report_runs
 from damage import Loader
-from plot_ot.adapters import ADAPTER_FILES, digest_weights, load_adapter, read_record, save_adapter
+from plot_ot.abstract.pairs import read_pairs
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.exchange import from_causalab, from_mib, from_pyvene, to_causalab, to_mib, to_pyvene
+from plot_ot.files.locks import NAME as LOCK
+from plot_ot.files.locks import Lock
+from plot_ot.files.run_directory import RunDirectory, write_json
 from plot_ot.handles import Edit, Handle
-from plot_ot.hypotheses.pairs import read_pairs
-from plot_ot.locks import NAME as LOCK
-from plot_ot.locks import Lock
-from plot_ot.models import FORMAT as MODEL_FORMAT
-from plot_ot.models import MANIFEST, check_directory, hash_file
-from plot_ot.plan.shape import shape_by_name
+from plot_ot.models.adapters import ADAPTER_FILES, digest_weights, load_adapter, read_record, save_adapter
+from plot_ot.models.loading import load_model
+from plot_ot.models.named import FORMAT as MODEL_FORMAT
+from plot_ot.models.named import MANIFEST, check_directory, hash_file
+from plot_ot.planner.shape import shape_by_name
 from plot_ot.report.page import page
-from plot_ot.runs import RunDirectory, write_json
 from plot_ot.sites.sae import load_sae
 from plot_ot.subjects import DecoderSubject
-from plot_ot.subjects.loading import load_model
 from plot_ot.tasks.addition_data import Adder, Backbone, read_backbone, save_backbone, train_backbone
 from plot_ot.tasks.heq import build_net, load_backbone
 from plot_ot.tasks.mcqa_file import read_questions

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plot_ot.banks import Bank, draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.subjects import MLPSubject, ModuleSubject
 
 torch.set_num_threads(1)  # matrices this small only lose by more

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from plot_ot.causal import CausalModel
-from plot_ot.subjects.decoder import DecoderSubject
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.subjects.decoder.subject import DecoderSubject
 
 VALUES, DIGITS = 3, 6
 TOKENS = DIGITS + 1

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from plot_ot.edits import Frame
+from plot_ot.files.run_directory import RunDirectory, write_json
 from plot_ot.handles import Edit, Handle
-from plot_ot.runs import RunDirectory, write_json
 from plot_ot.subjects import Place
 
 LAYERS, WIDTH = 6, 32

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from plot_ot.engine import Engine
+from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
 from plot_ot.methods import Method
-from plot_ot.runs import Json
 from plot_ot.signatures import SignatureSpec, readout
 from plot_ot.sites import blocks, pca_bands, whole_places
 from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.coupling import Localize, ScoreSites, attribution, brute_force
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, attribution, brute_force
 from plot_ot.stages.masks import MaskSpec, TrainMask
-from plot_ot.study import Prepared, Study
+from plot_ot.studies.study import Prepared, Study
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.heq import Backbone, build_net, draw_splits
 from plot_ot.tasks.text_data import Sizes

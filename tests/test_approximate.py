@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from nets import planted_neurons
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.engine import InProcess, record_shared, shards
 from plot_ot.signatures import SignatureSpec, readout, signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.signatures.pooling import deal, jackknife, subsample
 from plot_ot.sites import blocks, neurons, pca_prefixes, whole_places
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Search, within_places
 from plot_ot.stages.choose import Calibrate
-from plot_ot.stages.localize import Localize, weightings
+from plot_ot.stages.coupling import Localize, weightings
 from plot_ot.stages.prefilter import Prefilter, measured, rank_correlation
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import MLPSubject, record
 from plot_ot.transport import Transport, couple
 from refusals import assert_refused

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plot_ot.banks import POLICIES, Bank, Power, Splits, draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import POLICIES, Bank, Power, Splits, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError
 from refusals import assert_refused
 

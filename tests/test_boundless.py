@@ -14,7 +14,6 @@ from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout
 from plot_ot.sites import pca_components
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.boundless import (
     Bounded,
     BoundlessSpec,
@@ -26,6 +25,7 @@ from plot_ot.stages.boundless import (
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.descent import OPTIMISERS, DasSpec
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, record
 from refusals import assert_refused
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nets import Planted, hooked_subject, mlp, orthonormal, planted_neurons, rand
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.signatures import readout

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plot_ot.causal import CausalModel, Mechanism, same
+from plot_ot.abstract.causal_model import CausalModel, Mechanism, same
 from plot_ot.errors import PlotError
 from refusals import assert_refused
 

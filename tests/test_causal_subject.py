@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import plot_ot
-from plot_ot.banks import draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import readout, signatures

@@ -10,16 +10,16 @@ import torch
 from typer.testing import CliRunner
 
 from plot_ot import cli
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.checking import check
 from plot_ot.errors import PlotError
-from plot_ot.hypotheses.hypothesis import Hypothesis
 from refusals import assert_refused
 
 TASK = """
 import random
-from plot_ot.hypotheses.hypothesis import Hypothesis
+from plot_ot.abstract.hypothesis import Hypothesis
 
 hypothesis = Hypothesis(
     template="{noun} {colour}.\\n{symbol0}. {colour0}\\n{symbol1}. {colour1}\\nAnswer:",
@@ -209,7 +209,7 @@ def test_answers_are_checked_with_the_tokenizer(task: Any) -> None:
 
 
 def test_a_saved_tokenizer_is_read_from_its_directory(task: Any, tmp_path: Path) -> None:
-    from plot_ot.tasks.tiny import build_tokenizer
+    from plot_ot.models.tiny import build_tokenizer
 
     build_tokenizer().save_pretrained(tmp_path / "words")
     found = findings(task, COLOURS + TASK + PAIRS, "--tokenizer", str(tmp_path / "words"))

@@ -11,8 +11,8 @@ from rich.console import Console
 from plot_ot import cli
 from plot_ot.cli.progress import Pace, Watch, announced, spoken
 from plot_ot.methods import Method
-from plot_ot.stages.localize import Localize
-from plot_ot.study import Study
+from plot_ot.stages.coupling import Localize
+from plot_ot.studies.study import Study
 from plot_ot.tasks import HierarchicalEquality, SeedFailed
 
 DATA = Path(__file__).parent / "data"
@@ -22,7 +22,7 @@ SMALL = ["--seeds", "1", "--first-seed", "1003", "--size", "100", "--strengths",
 @pytest.fixture(autouse=True)
 def cached_networks(monkeypatch):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.studies.study.RANDOM_HANDLES", 2)
 
 
 def call(monkeypatch, *words: str) -> int:

@@ -14,7 +14,7 @@ from plot_ot.stages.closed_form import (
     contrastive,
     leading,
 )
-from plot_ot.study import Study
+from plot_ot.studies.study import Study
 from plot_ot.tasks import BinaryAddition, heq
 from plot_ot.tasks.addition_data import causal_model
 

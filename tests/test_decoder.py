@@ -23,7 +23,8 @@ from decoders import (
     whole_forwards,
 )
 from plot_ot.edits import EditBatch, Frame, resume_edited
-from plot_ot.subjects import decoder, record_pairs
+from plot_ot.subjects import record_pairs
+from plot_ot.subjects.decoder import subject as decoder
 
 # -- equality with the oracle ------------------------------------------------------------------------------------
 

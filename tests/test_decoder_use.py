@@ -30,7 +30,9 @@ from decoders import (
 )
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.handles import Edit, Handle
-from plot_ot.subjects import DecoderSubject, Store, decoder, decoder_cache, decoder_shape, record_pairs
+from plot_ot.subjects import DecoderSubject, Store, record_pairs
+from plot_ot.subjects.decoder import architecture, cache
+from plot_ot.subjects.decoder import subject as decoder
 from refusals import assert_refused
 
 # -- noise, numbers, memory ------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def test_responses_do_not_depend_on_how_work_is_cut(at_once: int, monkeypatch: p
         whole = recording.subject.resume(*arguments)
         with monkeypatch.context() as patch:
             patch.setitem(decoder.RESUMED_AT_ONCE, "cpu", at_once)
-            patch.setattr(decoder_shape, "VOCABULARY_AT_ONCE", 10)
+            patch.setattr(architecture, "VOCABULARY_AT_ONCE", 10)
             assert relative(recording.subject.resume(*arguments), whole) < 1e-5
     with monkeypatch.context() as patch:
         patch.setitem(decoder.RECORDED_AT_ONCE, "cpu", at_once)
@@ -295,8 +297,8 @@ def test_a_model_whose_attention_cannot_be_resumed_is_refused_while_recording() 
 
 def test_a_wrong_pass_is_noticed_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a model does that resuming does not reproduce: here, attention to the first token only."""
-    right = decoder_cache.Prefix
-    monkeypatch.setattr(decoder_cache, "Prefix", lambda k, v, hidden, tail: right(k[:, :, :1], v[:, :, :1], None, tail))
+    right = cache.Prefix
+    monkeypatch.setattr(cache, "Prefix", lambda k, v, hidden, tail: right(k[:, :, :1], v[:, :, :1], None, tail))
     assert_refused(
         lambda: DecoderSubject(network("llama"), encode, ANSWERS).record(BASE), ["cannot be resumed", "whole forward"]
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plot_ot.methods import Method
-from plot_ot.study import Prepared, Study
+from plot_ot.studies.study import Prepared, Study
 from plot_ot.subjects import DecoderSubject, GRUSubject, MLPSubject
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice, Task
 from plot_ot.tasks.text_data import Sizes
@@ -39,7 +39,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.studies.study.RANDOM_HANDLES", 2)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from killing import command, lasting
-from plot_ot import cli, models
+from plot_ot import cli
 from plot_ot.errors import PlotError
-from plot_ot.locks import NAME, Lock
-from plot_ot.runs import RunDirectory, read_json, write_atomically, write_json
-from plot_ot.safe_files import read_at, write_at
+from plot_ot.files.locks import NAME, Lock
+from plot_ot.files.run_directory import RunDirectory, read_json, write_atomically, write_json
+from plot_ot.files.safe_reading import read_at, write_at
+from plot_ot.models import named as models
 
 DATA = Path(__file__).parent / "data"
 CONFIG = {"task": "toy", "methods": ["plot"], "seeds": [0]}
@@ -110,7 +111,7 @@ def test_a_study_on_a_full_disk_stops_with_one_line_and_continues_when_there_is_
     full_disk, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.studies.study.RANDOM_HANDLES", 2)
     out = full_disk / "run"
     (full_disk / "filler").write_bytes(b"x" * 200_000)
     assert call(monkeypatch, *command("heq", out)) == 2
@@ -281,7 +282,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
     def none(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("plot_ot.locks._lock", none)
+    monkeypatch.setattr("plot_ot.files.locks._lock", none)
     with pytest.warns(UserWarning, match="without locks.*no other process"):
         RunDirectory.open(tmp_path, CONFIG, {}).close()
 

@@ -70,7 +70,9 @@ def page_module(tmp_path, monkeypatch) -> types.ModuleType:
     """A module to run a page in, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 5)  # a control of every result; fewer draws change no sentence
+    monkeypatch.setattr(
+        "plot_ot.studies.study.RANDOM_HANDLES", 5
+    )  # a control of every result; fewer draws change no sentence
     module = types.ModuleType("documentation_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module

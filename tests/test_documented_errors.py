@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import read_pairs
 from plot_ot.checking import check
 from plot_ot.errors import PlotError
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.hypotheses.pairs import read_pairs
 
 DOCS = Path(__file__).parent.parent / "docs"
 Table = list[tuple[dict[str, Any], dict[str, Any]]]

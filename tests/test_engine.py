@@ -9,8 +9,8 @@ import torch
 from decoders import ANSWERS, network
 from nets import mlp
 from plot_ot import engine as engines
-from plot_ot.banks import Bank, draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.engine import InProcess, Shard, SharedRecording, Unit, record_shared, run, shards
 from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, with_caches, without_caches
@@ -22,8 +22,8 @@ from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, decoder, record
-from plot_ot.subjects.base import Share
-from plot_ot.subjects.decoder_vectors import Joined, Spilled, on_disk
+from plot_ot.subjects.decoder.vectors import Joined, Spilled, on_disk
+from plot_ot.subjects.protocol import Share
 from small_studies import HEQ_METHODS, bits, choices, heq, run_all
 
 

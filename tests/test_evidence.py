@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from nets import rand
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from plot_ot.stages.evidence import evidence
+from plot_ot.judging.naturalness import evidence
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
 

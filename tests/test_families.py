@@ -31,7 +31,8 @@ from decoders import (
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.subjects import DecoderSubject, ModuleSubject, load_model, record_pairs
+from plot_ot.models.loading import load_model
+from plot_ot.subjects import DecoderSubject, ModuleSubject, record_pairs
 from refusals import assert_refused
 
 KINDS = ("head_output", "attention_output", "mlp_output", "block_output")

@@ -10,14 +10,14 @@ import torch
 from matplotlib.collections import QuadMesh
 from matplotlib.text import Text
 
-from plot_ot import graph
-from plot_ot.causal import CausalModel, Mechanism
+from plot_ot.abstract import graph
+from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import RunDirectory
 from plot_ot.handles import Edit, Handle
 from plot_ot.report import figures, handle_figure, style
 from plot_ot.report.figures import RunData, draw_figures
-from plot_ot.runs import RunDirectory
 from plot_ot.subjects import Place
 
 NAMES = ("accuracy", "epsilon", "handles", "layers", "runtime", "sizes", "summary")

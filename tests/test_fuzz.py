@@ -139,7 +139,7 @@ def hook(event, args):
         raise SystemExit(f"asked the network: {event} {args}")
 sys.addaudithook(hook)
 from plot_ot.errors import PlotError
-from plot_ot.subjects.loading import load_model
+from plot_ot.models.loading import load_model
 try:
     load_model("google/gemma-2-2b")
 except PlotError as e:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import plot_ot.subjects.gru as gru
 from nets import orthonormal, rand
-from plot_ot.banks import row_codes
+from plot_ot.abstract.banks import row_codes
 from plot_ot.edits import Distinct, EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle

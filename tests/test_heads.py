@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plot_ot.banks import draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import respond
 from plot_ot.signatures import readout
 from plot_ot.sites.heads import heads
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate
-from plot_ot.stages.localize import Localize
+from plot_ot.stages.coupling import Localize
 from plot_ot.stages.masks import MaskSpec, TrainMask
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import record
 from plot_ot.transport import Transport
 from refusals import assert_refused

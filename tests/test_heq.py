@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from plot_ot.errors import PlotError
-from plot_ot.runs import write_atomically
-from plot_ot.study import Study
+from plot_ot.files.run_directory import write_atomically
+from plot_ot.studies.study import Study
 from plot_ot.subjects import ModuleSubject
 from plot_ot.tasks import HierarchicalEquality, SeedFailed, heq
 
@@ -99,7 +99,7 @@ def test_the_fast_subject_records_what_hooks_record(backbone):
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 3)
+    monkeypatch.setattr("plot_ot.studies.study.RANDOM_HANDLES", 3)
 
 
 @pytest.fixture(scope="module")

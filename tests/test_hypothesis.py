@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plot_ot.banks import Bank
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.hypotheses.prompts import token_spans, unsaid
-from plot_ot.hypotheses.templates import Template
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.prompts import token_spans, unsaid
+from plot_ot.abstract.templates import Template
+from plot_ot.models.tiny import build_tokenizer
+from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON
 from plot_ot.subjects import ModuleSubject
 from plot_ot.tasks import mcqa_data
-from plot_ot.tasks.mcqa_text import COLOURS, COLUMNS, LETTERS, LEXICON, render
-from plot_ot.tasks.tiny import build_tokenizer
+from plot_ot.tasks.mcqa_text import COLUMNS, render
 from refusals import assert_refused
 
 SMOLLM2 = Path.home() / ".cache/plot-ot/models/smollm2"
@@ -343,8 +344,8 @@ def test_positions_count_from_the_end_whatever_stands_before() -> None:
 
 def test_a_decoder_takes_prompts_answers_and_named_tokens() -> None:
     """The subject's activation at a named token is the plain forward's hidden state there."""
-    from plot_ot.subjects.decoder import DecoderSubject
-    from plot_ot.tasks.tiny import load_tiny
+    from plot_ot.models.tiny import load_tiny
+    from plot_ot.subjects.decoder.subject import DecoderSubject
 
     model, tokenizer = load_tiny("planted-1000")
     h, inputs = multiple_choice(), questions(6)

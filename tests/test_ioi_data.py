@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from plot_ot.banks import Bank
+from plot_ot.abstract.banks import Bank
 from plot_ot.tasks.ioi_data import (
     FAMILIAR,
     FAMILIES,

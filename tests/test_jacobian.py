@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from nets import orthonormal
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, jacobian, readout, signatures
@@ -208,7 +208,7 @@ def test_every_neuron_of_a_language_model_is_a_site_and_passes_serve_all_layers_
     assert len(family) == sum(p.width for p in subject.places)
     exact, expected = signatures(recording, family, look), jacobian_signatures(recording, family, look)
     subject.memory = 4 * room * 5 * sum(sum(w.shape) for w in subject.weights().values() if w.ndim == 2)
-    monkeypatch.setattr("plot_ot.subjects.decoder.checkpoint", None)  # no graph is too large to be kept
+    monkeypatch.setattr("plot_ot.subjects.decoder.subject.checkpoint", None)  # no graph is too large to be kept
     runs, resume = [], subject.resume
 
     def counted(store, rows, start, *rest):

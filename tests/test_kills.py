@@ -107,7 +107,11 @@ def test_the_command_itself_killed_when_its_first_unit_appears_ends_the_same(ref
     reference, *_ = references["heq"]
     out = tmp_path / "run"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PLOT_OT_CACHE": str(Path(__file__).parent / "data")}
-    words = [sys.executable, "-c", "from plot_ot import study, cli; study.RANDOM_HANDLES = 2; cli.main()"]
+    words = [
+        sys.executable,
+        "-c",
+        "from plot_ot import cli; from plot_ot.studies import study; study.RANDOM_HANDLES = 2; cli.main()",
+    ]
     running = subprocess.Popen([*words, *command("heq", out)], env=environment)
     while not (out / "units").exists():
         assert running.poll() is None

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from plot_ot.errors import PlotError
-from plot_ot.runs import RunDirectory
+from plot_ot.files.run_directory import RunDirectory
 from plot_ot.stages.choose import SelectPlaces, TrainDas
-from plot_ot.study import Study
+from plot_ot.studies.study import Study
 from plot_ot.tasks import IndirectObject, MultipleChoice
 from plot_ot.tasks.language import RESOLUTIONS, SUBSPACES, scaled
 from plot_ot.tasks.text_data import Sizes

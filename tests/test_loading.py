@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from decoders import ANSWERS, BASE, VOCABULARY, encode, network, recorded, relative, transformers, variants
-from plot_ot.subjects import DecoderSubject, load_model
+from plot_ot.models.loading import load_model
+from plot_ot.subjects import DecoderSubject
 from refusals import assert_refused
 
 WORDS = {"[PAD]": 0, "[EOS]": 1, **{f"w{k}": k for k in range(2, VOCABULARY)}}
@@ -202,7 +203,7 @@ def test_a_hub_model_without_network_is_refused_at_once(monkeypatch: pytest.Monk
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.create_connection", unreachable)
-    monkeypatch.setattr("plot_ot.subjects.loading.getproxies", dict)
+    monkeypatch.setattr("plot_ot.models.loading.getproxies", dict)
     assert_refused(
         lambda: load_model("nobody/no-such-model"), ["nobody/no-such-model", "huggingface.co", "local copy", "network"]
     )

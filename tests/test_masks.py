@@ -13,9 +13,9 @@ from plot_ot.edits import Frame
 from plot_ot.signatures import readout
 from plot_ot.sites import blocks, neurons, subspaces, whole_places
 from plot_ot.sites.sae import SAE, sae_features
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.masks import MaskSpec, MaskTraining, TrainMask, train_masks
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, record
 from refusals import assert_refused
 

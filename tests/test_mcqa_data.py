@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-from plot_ot.banks import distinct_rows
+from plot_ot.abstract.banks import distinct_rows
 from plot_ot.errors import PlotError
+from plot_ot.models.vocabulary import FAMILIAR, FRESH, LETTERS, LEXICON, Lexicon, Noun
 from plot_ot.tasks.mcqa_data import (
     FAMILIES,
     LATER_LETTERS,
@@ -20,23 +21,7 @@ from plot_ot.tasks.mcqa_data import (
     sources,
 )
 from plot_ot.tasks.mcqa_file import read_questions
-from plot_ot.tasks.mcqa_text import (
-    COL,
-    COLOUR,
-    FAMILIAR,
-    FRESH,
-    LETTERS,
-    LEXICON,
-    OBJECT,
-    SYM,
-    TEMPLATE,
-    Lexicon,
-    Noun,
-    answer_tokens,
-    encoder,
-    render,
-    says,
-)
+from plot_ot.tasks.mcqa_text import COL, COLOUR, OBJECT, SYM, TEMPLATE, answer_tokens, encoder, render, says
 from plot_ot.tasks.text_data import CELLS, Sizes, TextBanks
 from refusals import assert_refused
 

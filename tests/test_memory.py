@@ -19,7 +19,7 @@ import decoders
 from killing import command
 from nets import mlp, planted_plane, rand
 from plot_ot import cli
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
@@ -38,12 +38,12 @@ from plot_ot.subjects import (
     SequentialSubject,
     Store,
     Subject,
-    decoder_cache,
     record,
     record_pairs,
 )
-from plot_ot.subjects import room as rooms
-from plot_ot.subjects.room import NoRoom, is_out_of_memory
+from plot_ot.subjects import memory as rooms
+from plot_ot.subjects.decoder import cache as decoder_cache
+from plot_ot.subjects.memory import NoRoom, is_out_of_memory
 
 DATA = Path(__file__).parent / "data"
 ERRORS = {
@@ -456,7 +456,7 @@ def test_the_manifest_of_a_run_says_that_chunks_were_halved(tmp_path, monkeypatc
         return resume(self, store, rows, start, activation, later)
 
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.studies.study.RANDOM_HANDLES", 2)
     for name in ("plenty", "little"):
         monkeypatch.setattr(sys, "argv", ["plot-ot", *command("heq", tmp_path / name)])
         _main()

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from plot_ot import models
-from plot_ot.adapters import ADAPTER_FILES, RECORD, digest_weights, load_adapter, read_record, save_adapter
 from plot_ot.errors import PlotError
-from plot_ot.models import LanguageModel, Packaged, available, convert, fetch, hash_file, resolve, shipped_adapters
+from plot_ot.models import named as models
+from plot_ot.models.adapters import ADAPTER_FILES, RECORD, digest_weights, load_adapter, read_record, save_adapter
+from plot_ot.models.named import (
+    LanguageModel,
+    Packaged,
+    available,
+    convert,
+    fetch,
+    hash_file,
+    resolve,
+    shipped_adapters,
+)
 from refusals import assert_refused
 
 transformers = pytest.importorskip("transformers")
@@ -369,7 +378,7 @@ def smollm2() -> LanguageModel:
 
 def test_smollm2_answers_and_its_pointer_moves(smollm2: LanguageModel) -> None:
     """The untouched weights are those the adapters know; with the planted one, a swap at block 17 moves the pointer."""
-    from plot_ot.planting import Plant, PlantBatch, swapped_answers
+    from plot_ot.models.planting import Plant, PlantBatch, swapped_answers
     from plot_ot.tasks import mcqa_data as mcqa
 
     assert smollm2.bos is None

@@ -11,9 +11,9 @@ import pytest
 
 import report_runs
 from plot_ot.errors import PlotError
+from plot_ot.files.run_reading import read_run
 from plot_ot.report import payload as payloads
 from plot_ot.report.page import fragment, page, unwrapped, write_page
-from plot_ot.report.reading import read_run
 from plot_ot.report.summary import best_method
 from report_runs import NASTY, VARIABLES, text_run
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from plot_ot.causal import CausalModel
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.hypotheses.pairs import LONGEST_LINE, PairTable, read_inputs, read_pairs
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import LONGEST_LINE, PairTable, read_inputs, read_pairs
 from refusals import assert_refused
 
 PAIRS = [
@@ -107,7 +107,7 @@ def test_splits_limits_and_endless_generators() -> None:
 
 
 def test_a_generator_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plot_ot.hypotheses.pairs.MOST_ROWS", 50)
+    monkeypatch.setattr("plot_ot.abstract.pairs.MOST_ROWS", 50)
     assert_refused(lambda: read_pairs({"n": k} for k in count()), ["more than 50", "limit="])
     assert len(read_pairs({"n": k} for k in range(50))) == 50
 

@@ -15,12 +15,12 @@ import torch
 
 import decoders
 from plot_ot import cli
-from plot_ot.banks import Splits
+from plot_ot.abstract.banks import Splits
 from plot_ot.cli.explain import _language_shape, language_scene
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method, progressive
-from plot_ot.plan import (
+from plot_ot.planner import (
     MACHINES,
     PRESETS,
     Bill,
@@ -36,20 +36,20 @@ from plot_ot.plan import (
     shape_by_name,
     words,
 )
-from plot_ot.plan.costs import Cost
-from plot_ot.plan.scene import Unloaded
+from plot_ot.planner.costs import Cost
+from plot_ot.planner.scene import Unloaded
 from plot_ot.signatures import readout
 from plot_ot.sites import blocks
-from plot_ot.stages.base import Clock
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate, TrainDas
+from plot_ot.stages.coupling import Localize
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.localize import Localize
 from plot_ot.stages.masks import TrainMask
 from plot_ot.stages.prefilter import Prefilter
-from plot_ot.study import Prepared, Study
+from plot_ot.stages.problem import Clock
+from plot_ot.studies.study import Prepared, Study
 from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
-from plot_ot.subjects.decoder_vectors import Joined, Spilled
+from plot_ot.subjects.decoder.vectors import Joined, Spilled
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice
 from plot_ot.tasks.text_data import Sizes
 

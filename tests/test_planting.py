@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plot_ot.planting import Plant, PlantBatch, planted_loss, planted_module, swapped_answers
+from plot_ot.models.planting import Plant, PlantBatch, planted_loss, planted_module, swapped_answers
 from refusals import assert_refused
 
 transformers = pytest.importorskip("transformers")

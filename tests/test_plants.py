@@ -12,14 +12,14 @@ from torch import Tensor
 import plot_ot
 from nets import PARITIES, PARITY_ROWS, planted_plane, random_parities
 from plants import DIGIT_ROWS, DIGITS, SUMS, Plan, Stream, as_subject, random_plan, wired
-from plot_ot.banks import draw_pairs
+from plot_ot.abstract.banks import draw_pairs
 from plot_ot.handles import Handle
 from plot_ot.result import Result
 from plot_ot.signatures import SignatureSpec, readout, signatures
 from plot_ot.sites import whole_places
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.choose import SelectTokens
-from plot_ot.stages.localize import LocalizeTokens
+from plot_ot.stages.coupling import LocalizeTokens
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import record
 from plot_ot.transport import Transport
 
@@ -113,7 +113,7 @@ def test_tokens_are_as_near_as_their_nearest_state_and_the_right_one_comes_first
 
 @pytest.fixture
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.study.RANDOM_HANDLES", 4)
+    monkeypatch.setattr("plot_ot.studies.study.RANDOM_HANDLES", 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

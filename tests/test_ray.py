@@ -16,7 +16,7 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Crew, Recipe, SharedRecording, Unit
 from plot_ot.errors import PlotError
 from plot_ot.stages.calibrate import pair_weights, scored
-from plot_ot.study import Prepared, Study
+from plot_ot.studies.study import Prepared, Study
 from plot_ot.subjects import MLPSubject, Store, Subject
 from plot_ot.tasks.replicas import recipe
 from small_studies import HEQ_METHODS, MCQA_METHODS, bits, heq, mcqa, run_all
@@ -25,7 +25,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTE
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from plot_ot.engine.ray import RayEngine, _in_order  # noqa: E402
+from plot_ot.engine.ray_engine import RayEngine, _in_order  # noqa: E402
 
 SHARD = 20
 

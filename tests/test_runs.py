@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plot_ot.errors import PlotError
-from plot_ot.runs import RunDirectory, read_json, to_json, write_atomically, write_json
+from plot_ot.files.run_directory import RunDirectory, read_json, to_json, write_atomically, write_json
 
 CONFIG = {"task": "toy", "sampler": "uniform", "methods": ["plot"], "seeds": [0]}
 

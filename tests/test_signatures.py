@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.signatures import AGGREGATES, NORMALISATIONS, READOUTS, SignatureSpec, readout, signatures
 from plot_ot.sites import Site, SiteFamily, neurons

@@ -53,10 +53,10 @@ import gc, json, os, sys, time
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from plot_ot import study
+from plot_ot.studies import study
 study.RANDOM_HANDLES = 2
-from plot_ot.runs import RunDirectory
-from plot_ot.study import Study
+from plot_ot.files.run_directory import RunDirectory
+from plot_ot.studies.study import Study
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice
 from plot_ot.tasks.text_data import Sizes
 
@@ -114,7 +114,7 @@ from dataclasses import replace
 from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
-from plot_ot.engine.ray import RayEngine
+from plot_ot.engine.ray_engine import RayEngine
 from plot_ot.tasks.replicas import recipe
 from small_studies import HEQ_METHODS, MCQA_METHODS, bits, heq, mcqa, run_all
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nets import hooked_subject, mlp, rand
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.subjects import MLPSubject, ModuleSubject, Place, record, record_pairs

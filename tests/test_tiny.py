@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from plot_ot.models.vocabulary import FRESH
 from plot_ot.tasks.mcqa_data import VARIABLES, causal_model, draw_rows, draw_splits, questions, sources
-from plot_ot.tasks.mcqa_text import FRESH, answer_tokens, encoder, render, says
+from plot_ot.tasks.mcqa_text import answer_tokens, encoder, render, says
 from refusals import assert_refused
 
 transformers = pytest.importorskip("transformers")
 
-from plot_ot.tasks import tiny  # noqa: E402
-from plot_ot.tasks.tiny import ASSETS, TINY, build_tokenizer, describe_tiny, load_tiny  # noqa: E402
+from plot_ot.models import tiny  # noqa: E402
+from plot_ot.models.tiny import ASSETS, TINY, build_tokenizer, describe_tiny, load_tiny  # noqa: E402
 
 CAUSAL = causal_model()
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from plot_ot.banks import Bank, draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.signatures import readout
-from plot_ot.stages.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.subjects import MLPSubject, record
 
 LOOK = readout("softmax")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from plot_ot.banks import Bank, draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
@@ -23,11 +23,11 @@ from plot_ot.sites import (
     subspaces,
     whole_places,
 )
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import Candidate, Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
+from plot_ot.stages.coupling import Localize, attribution
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.localize import Localize, attribution
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, MLPSubject, record
 from plot_ot.transport import Transport, couple, from_scores, solve
 

@@ -1,15 +1,15 @@
 """PLOT: where in this network does this variable live, and how do I control it?"""
 
-from plot_ot.banks import Bank, Splits, draw_pairs
-from plot_ot.causal import CausalModel, Mechanism
+from plot_ot.abstract.banks import Bank, Splits, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel, Mechanism
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import read_inputs, read_pairs
+from plot_ot.api import load_subject, localize
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.hypotheses.pairs import read_inputs, read_pairs
-from plot_ot.localize import load_subject, localize
 from plot_ot.methods import Method
-from plot_ot.models import LanguageModel
+from plot_ot.models.named import LanguageModel
 from plot_ot.result import Evaluation, Result, evaluate
 from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places

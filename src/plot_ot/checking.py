@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plot_ot.banks import Bank, Power, Splits, distinct_rows, row_codes
-from plot_ot.causal import CausalModel, same
+from plot_ot.abstract import prompts
+from plot_ot.abstract.banks import Bank, Power, Splits, distinct_rows, row_codes
+from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import read_pairs
+from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
+from plot_ot.abstract.templates import Span, shown
 from plot_ot.errors import PlotError
-from plot_ot.hypotheses import prompts
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.hypotheses.pairs import read_pairs
-from plot_ot.hypotheses.splitting import Pairs, from_inputs, from_pairs
-from plot_ot.hypotheses.templates import Span, shown
-from plot_ot.runs import Json
-from plot_ot.stages.verdict import LEAST
+from plot_ot.files.run_directory import Json
+from plot_ot.judging.verdict import LEAST
 
 SIZE = {True: 200, False: 1000}
 """Pairs per bank that `localize` draws from inputs, on a language model and else."""

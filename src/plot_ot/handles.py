@@ -14,15 +14,15 @@ from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from plot_ot.banks import first_of_each
+from plot_ot.abstract.banks import first_of_each
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.edits.encoder import Encoder
 from plot_ot.errors import PlotError, unknown
-from plot_ot.runs import to_json, write_atomically
-from plot_ot.safe_files import UNREADABLE, parse_json, read_tensors
+from plot_ot.files.run_directory import to_json, write_atomically
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
 from plot_ot.subjects import BankRecording, Place, Subject, record_pairs
-from plot_ot.subjects.base import apart
-from plot_ot.subjects.tokens import token_rows, token_subject
+from plot_ot.subjects.decoder.bare import token_rows, token_subject
+from plot_ot.subjects.protocol import apart
 from plot_ot.version import __version__
 
 FORMAT = "plot-ot handle 1"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from plot_ot.errors import unknown
 from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
-from plot_ot.stages.base import Clock, Problem, Stage, State
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.localize import Localize, LocalizeTokens, ScoreSites, at_random
+from plot_ot.stages.problem import Clock, Problem, Stage, State
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
 

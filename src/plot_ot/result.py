@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from plot_ot.banks import Bank
+from plot_ot.abstract.banks import Bank
+from plot_ot.files.run_directory import Json, RunDirectory, write_json
 from plot_ot.handles import Handle
+from plot_ot.judging.verdict import Accuracy, Bootstrap, controls, full_patch
 from plot_ot.report.page import fragment, page, write_page
-from plot_ot.runs import Json, RunDirectory, write_json
 from plot_ot.signatures import Readout, readout
 from plot_ot.stages.calibrate import correct
-from plot_ot.stages.verdict import Accuracy, Bootstrap, controls, full_patch
 from plot_ot.subjects import Subject, record
 from plot_ot.version import library_versions
 

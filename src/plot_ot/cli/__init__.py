@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from plot_ot.cli import check, explain, language, localize, look, run
+from plot_ot.cli import check, explain, localize, models, run, show
 from plot_ot.cli.common import console, errors
 from plot_ot.errors import PlotError
 from plot_ot.version import __version__
@@ -21,10 +21,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(run.app, name="run")
-for command in (look.show, look.report, look.figures, look.table, look.view):
+for command in (show.show, show.report, show.figures, show.table, show.view):
     app.command()(command)
 app.command("list")(explain.list_all)
-app.command()(language.models)
+app.command()(models.models)
 app.command()(explain.explain)
 app.command("check")(check.check_task)
 app.command("localize")(localize.localize_task)

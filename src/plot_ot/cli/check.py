@@ -16,16 +16,16 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.checking import Checkup, Example, check
 from plot_ot.cli.common import console
 from plot_ot.errors import PlotError
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.models import PACKAGED, model_directory
+from plot_ot.models.loading import guarded, refuse_unreachable
+from plot_ot.models.named import PACKAGED, model_directory
+from plot_ot.models.tiny import TINY, build_tokenizer
 from plot_ot.report import tables
-from plot_ot.subjects.decoder_shape import transformers_library
-from plot_ot.subjects.loading import guarded, refuse_unreachable
-from plot_ot.tasks.tiny import TINY, build_tokenizer
+from plot_ot.subjects.decoder.architecture import transformers_library
 
 STYLES = ("bold black on yellow", "bold black on cyan", "bold black on green", "bold white on magenta")
 MOST_ANSWERS = 12

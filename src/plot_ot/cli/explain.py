@@ -12,18 +12,18 @@ import torch
 import typer
 from torch import Tensor
 
+from plot_ot.abstract.prompts import encode
 from plot_ot.cli.common import Bits, First, Methods, Sampler, Size, SplitName, Strengths, Width, budget, console
 from plot_ot.errors import PlotError, unknown
-from plot_ot.hypotheses.prompts import encode
 from plot_ot.methods import Method, pick
-from plot_ot.models import LanguageModel, model_directory
-from plot_ot.plan import Inputs, Machine, Plan, Scene, Shape, machine_by_name, plan, shape_by_name, words
+from plot_ot.models.named import LanguageModel, model_directory
+from plot_ot.models.tiny import TINY, describe_tiny
+from plot_ot.planner import Inputs, Machine, Plan, Scene, Shape, machine_by_name, plan, shape_by_name, words
 from plot_ot.report import tables
-from plot_ot.subjects.decoder_shape import transformers_library
+from plot_ot.subjects.decoder.architecture import transformers_library
 from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice, Task
 from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes
-from plot_ot.tasks.tiny import TINY, describe_tiny
 
 Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")

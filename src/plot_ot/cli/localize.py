@@ -10,13 +10,13 @@ import torch
 import typer
 from rich.markup import escape
 
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import read_pairs
+from plot_ot.api import METHODS, load_subject, localize
 from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer, require_file
 from plot_ot.cli.common import Quiet, Threads, budget, console, errors
-from plot_ot.cli.language import Adapter, Device, Memory, Revision
+from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
-from plot_ot.hypotheses.hypothesis import Hypothesis
-from plot_ot.hypotheses.pairs import read_pairs
-from plot_ot.localize import METHODS, load_subject, localize
 from plot_ot.subjects import Subject
 
 Numbers = Annotated[str | None, typer.Option(help="Blocks to look at, such as 10-20 or 3,5,7 (default: all).")]

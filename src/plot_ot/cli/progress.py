@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from plot_ot.methods import Method
-from plot_ot.stages.base import Problem, Stage, State
+from plot_ot.stages.problem import Problem, Stage, State
 
 STAGES = {
     "Localize": "couplings",

@@ -35,15 +35,15 @@ from plot_ot.cli.common import (
     console,
     errors,
 )
-from plot_ot.cli.engines import hired
-from plot_ot.cli.look import print_run
+from plot_ot.cli.engine_options import hired
 from plot_ot.cli.progress import Watch, announced
+from plot_ot.cli.show import print_run
 from plot_ot.engine import Engine
+from plot_ot.files.run_directory import RunDirectory
 from plot_ot.methods import Method, pick
-from plot_ot.models import default_cache
+from plot_ot.models.named import default_cache
 from plot_ot.report.page import write_page
-from plot_ot.runs import RunDirectory
-from plot_ot.study import Study
+from plot_ot.studies.study import Study
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, SeedFailed, Task
 from plot_ot.tasks.replicas import recipe as recipe_of
 from plot_ot.version import library_versions

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording, Subject
-from plot_ot.subjects.base import Rewrite
+from plot_ot.subjects.protocol import Rewrite
 
 # -- memory ---------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from plot_ot.banks import first_of_each, row_codes
+from plot_ot.abstract.banks import first_of_each, row_codes
 from plot_ot.edits.frames import EditBatch
 from plot_ot.edits.guards import refuse_non_finite, within_memory
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
-from plot_ot.subjects.base import Rewrite
+from plot_ot.subjects.protocol import Rewrite
 
 
 def respond(recording: Recording, edits: Sequence[EditBatch]) -> Float[Tensor, "variants pairs ..."]:

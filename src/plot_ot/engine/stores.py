@@ -13,8 +13,8 @@ from torch import Tensor
 
 from plot_ot.engine.units import Shard, Unit
 from plot_ot.subjects import BankRecording, DecoderStore, DecoderSubject, Store, Subject
-from plot_ot.subjects.decoder_cache import PrefixCache
-from plot_ot.subjects.decoder_vectors import held_bytes, on_disk, together
+from plot_ot.subjects.decoder.cache import PrefixCache
+from plot_ot.subjects.decoder.vectors import held_bytes, on_disk, together
 
 
 def record_shard(subject: Subject, shard: Shard) -> Store:

@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from plot_ot.banks import Bank, first_of_each, row_codes
+from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject
-from plot_ot.subjects.base import Share, _refuse_non_finite
+from plot_ot.subjects.protocol import Share, _refuse_non_finite
 
 Pairs = slice | Int[Tensor, " chosen"]
 

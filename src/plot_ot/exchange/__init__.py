@@ -3,8 +3,8 @@
 from plot_ot.exchange.causalab import from_causalab, to_causalab
 from plot_ot.exchange.components import pyvene_model
 from plot_ot.exchange.mib import from_mib, to_mib
-from plot_ot.exchange.pyvene import pyvene_inputs, to_pyvene
 from plot_ot.exchange.pyvene_reading import from_pyvene
+from plot_ot.exchange.pyvene_writing import pyvene_inputs, to_pyvene
 
 __all__ = [
     "from_causalab",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects import DecoderSubject, MLPSubject, ModuleSubject, Place, Subject
-from plot_ot.subjects.decoder_places import Spot, counted_back
+from plot_ot.subjects.decoder.layout import Spot, counted_back
 
 NAMES = {
     "block_output": "block_output",

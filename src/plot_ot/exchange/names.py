@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place
-from plot_ot.subjects.decoder_places import ALL
-from plot_ot.subjects.decoder_shape import KINDS
+from plot_ot.subjects.decoder.architecture import KINDS
+from plot_ot.subjects.decoder.layout import ALL
 
 _NAME = re.compile(rf"(?P<kind>{'|'.join(KINDS)})\.(?P<layer>\d+)(?:\.(?P<head>\d+))?(?:@(?P<position>.+))?")
 

@@ -21,10 +21,10 @@ from plot_ot.errors import PlotError
 from plot_ot.exchange.components import NAMES, path_of, spot
 from plot_ot.exchange.fold import EXACT
 from plot_ot.exchange.torch_files import most_bytes, read_torch_file, rotation_in, tensor_of
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes
 from plot_ot.handles import Edit, Handle
-from plot_ot.safe_files import UNREADABLE, parse_json, read_bytes
 from plot_ot.subjects import DecoderSubject, ModuleSubject, Place, Subject
-from plot_ot.subjects.decoder_places import LAST
+from plot_ot.subjects.decoder.layout import LAST
 
 THEIRS = (
     *("VanillaIntervention", "RotatedSpaceIntervention", "LowRankRotatedSpaceIntervention"),

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from plot_ot.safe_files import read_bytes
+from plot_ot.files.safe_reading import read_bytes
 
 
 def read_torch_file(path: str | os.PathLike[str], most: int) -> Any:

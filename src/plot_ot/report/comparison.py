@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from plot_ot.files.run_directory import Json
+from plot_ot.files.run_reading import Reading
 from plot_ot.report import sections, summary
 from plot_ot.report.payload import method_summary
 from plot_ot.report.published import published
-from plot_ot.report.reading import Reading
 from plot_ot.report.tables import CONTROLS, average_by_seed, methods_in
-from plot_ot.runs import Json
 
 
 def compare(readings: Sequence[Reading]) -> Json:

@@ -9,9 +9,9 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from plot_ot.errors import unknown
+from plot_ot.files.run_directory import RunDirectory, write_atomically
 from plot_ot.report import style
 from plot_ot.report.figures import FIGURES, RunData
-from plot_ot.runs import RunDirectory, write_atomically
 
 KINDS: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"Date": None}}
 """Kinds of files, and the metadata that would make two equal figures differ."""

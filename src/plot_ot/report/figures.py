@@ -10,12 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from plot_ot.files.run_directory import Json, RunDirectory
 from plot_ot.report import style
 from plot_ot.report.handle_figure import draw_handles
 from plot_ot.report.published import Point
 from plot_ot.report.run_data import RunData, mean_spread, numbers
 from plot_ot.report.tables import CONTROLS, average_by_seed, mean_sd
-from plot_ot.runs import Json, RunDirectory
 
 __all__ = ["RunData", "draw_figures", "draw_handles"]
 

@@ -19,12 +19,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import Json, to_json, write_atomically
+from plot_ot.files.run_reading import SHAPES, UNEXPECTED, Reading, read_run
 from plot_ot.report import sections, summary
 from plot_ot.report.comparison import compare
 from plot_ot.report.payload import CHARTED, payload
-from plot_ot.report.reading import SHAPES, UNEXPECTED, Reading, read_run
 from plot_ot.report.tables import CONTROLS, methods_in
-from plot_ot.runs import Json, to_json, write_atomically
 from plot_ot.version import __version__
 
 STYLES = ("tokens.css", "page.css", "parts.css")

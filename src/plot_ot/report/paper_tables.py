@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from plot_ot.errors import PlotError, unknown
+from plot_ot.files.run_directory import Json
+from plot_ot.files.run_reading import Reading, numbers
 from plot_ot.report.payload import setting
-from plot_ot.report.reading import Reading, numbers
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
-from plot_ot.runs import Json
 
 NAMES = {
     "plot": "PLOT",

@@ -12,13 +12,13 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import Json, to_json
+from plot_ot.files.run_reading import UNEXPECTED, Reading, numbers
 from plot_ot.handles import Edit, Handle
 from plot_ot.report.published import published
-from plot_ot.report.reading import UNEXPECTED, Reading, numbers
 from plot_ot.report.summary import best_method, calibrated, flag_name, flags_of, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
 from plot_ot.report.zoom import Where, Zoom, sites_of, transport_setting
-from plot_ot.runs import Json, to_json
 
 ROOM = 6_000_000
 """Characters of JSON that the page may carry; packed, and with the chart library, it stays below 6 MB."""

@@ -9,8 +9,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import LISTS, Json, RunDirectory, read_json
 from plot_ot.report.published import Published, published
-from plot_ot.runs import LISTS, Json, RunDirectory, read_json
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from plot_ot.report.reading import Reading, numbers
+from plot_ot.files.run_directory import Json
+from plot_ot.files.run_reading import Reading, numbers
 from plot_ot.report.summary import STATUSES, kind_of
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
-from plot_ot.runs import Json
 
 TASKS = {
     "heq": "Hierarchical equality",

@@ -18,11 +18,11 @@ from threading import Lock
 from urllib.parse import quote, urlsplit
 
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import Json, to_json
+from plot_ot.files.run_reading import Reading, read_run
 from plot_ot.report import summary
 from plot_ot.report.page import index_page, run_page
-from plot_ot.report.reading import Reading, read_run
 from plot_ot.report.tables import average_by_seed
-from plot_ot.runs import Json, to_json
 
 HOST = "127.0.0.1"
 DEPTH = 3

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from plot_ot.runs import write_atomically
+from plot_ot.files.run_directory import write_atomically
 
 COLUMN, PAGE = 3.3, 6.75
 """Widths in inches: one column of a two-column paper, and the whole page."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from plot_ot.report.reading import Reading, numbers
+from plot_ot.files.run_directory import Json
+from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.judging.verdict import COMPACT_LOSS, INVARIANCE
 from plot_ot.report.tables import CONTROLS, methods_in
-from plot_ot.runs import Json
-from plot_ot.stages.verdict import COMPACT_LOSS, INVARIANCE
 
 STATUSES = ("placed and compact", "placed", "output variable", "undecidable", "not localized")
 FEW_PAIRS = 50

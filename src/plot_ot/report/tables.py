@@ -8,8 +8,8 @@ from statistics import fmean, pstdev
 from rich import box
 from rich.table import Table
 
-from plot_ot.banks import Bank
-from plot_ot.runs import Json
+from plot_ot.abstract.banks import Bank
+from plot_ot.files.run_directory import Json
 
 
 def plain_table(title: str) -> Table:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from plot_ot.report.reading import Reading, numbers
+from plot_ot.files.run_directory import Json
+from plot_ot.files.run_reading import Reading, numbers
 from plot_ot.report.summary import flag_name, flags_of
-from plot_ot.runs import Json
 
 MOST_ITEMS = 400
 """More sites than this are gathered into neighbouring groups: a screen has no more rows."""

@@ -19,7 +19,6 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Unit, run
 from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures import Readout
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.choose import best_rotation
 from plot_ot.stages.das import Rotation, starting_frames
 from plot_ot.stages.descent import (
@@ -32,6 +31,7 @@ from plot_ot.stages.descent import (
     descend,
     trained_frames,
 )
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
 
 INSIDE = ("place", "frame")

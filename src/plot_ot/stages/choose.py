@@ -11,10 +11,10 @@ import torch
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
-from plot_ot.stages.base import Problem, Stage, State
 from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all, scored_frames, within_places
 from plot_ot.stages.das import Rotation, Training, train_all
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.problem import Problem, Stage, State
 from plot_ot.subjects import Place
 
 GRIDS = ("own", "shared")

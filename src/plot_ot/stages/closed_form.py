@@ -24,8 +24,8 @@ from torch import Tensor
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import pair_weights, scored_frames
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
 
 RULES = ("alone", "siblings", "frontier")

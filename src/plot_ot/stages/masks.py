@@ -21,9 +21,9 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
 from plot_ot.sites import Menu, SiteFamily, neurons
-from plot_ot.stages.base import Problem, State
 from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.descent import Adam, DasSpec, annealed, continued, descend
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
 
 OVER = ("place", "all")

@@ -1,13 +1,12 @@
 """Networks that can be recorded once and resumed at an edit."""
 
-from plot_ot.subjects.base import BankRecording, Place, Recording, Store, Subject, record, record_pairs
-from plot_ot.subjects.causal import CausalSubject
-from plot_ot.subjects.decoder import DecoderSubject
-from plot_ot.subjects.decoder_store import DecoderStore
+from plot_ot.subjects.causal_subject import CausalSubject
+from plot_ot.subjects.decoder.store import DecoderStore
+from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.subjects.gru import GRUNet, GRUSubject
-from plot_ot.subjects.loading import load_model
 from plot_ot.subjects.mlp import MLPSubject
 from plot_ot.subjects.module import ModuleSubject
+from plot_ot.subjects.protocol import BankRecording, Place, Recording, Store, Subject, record, record_pairs
 from plot_ot.subjects.sequential import SequentialSubject
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "SequentialSubject",
     "Store",
     "Subject",
-    "load_model",
     "record",
     "record_pairs",
 ]

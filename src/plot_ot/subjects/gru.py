@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen, here
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen, here
 
 
 class GRUNet(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.base import Place, Rewrite, Store, Subject
 from plot_ot.subjects.module import ModuleSubject
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject
 
 
 class MLPSubject(ModuleSubject):

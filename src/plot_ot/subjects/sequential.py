@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.base import Place, Rewrite, Store, Subject, frozen
 from plot_ot.subjects.module import ModuleSubject
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
 
 
 class SequentialSubject(ModuleSubject):

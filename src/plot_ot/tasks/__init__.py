@@ -1,7 +1,7 @@
 """The studies, by name."""
 
+from plot_ot.studies.task import SeedFailed, Task
 from plot_ot.tasks.addition import BinaryAddition
-from plot_ot.tasks.base import SeedFailed, Task
 from plot_ot.tasks.heq import HierarchicalEquality
 from plot_ot.tasks.ioi import IndirectObject
 from plot_ot.tasks.mcqa import MultipleChoice

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from plot_ot.banks import distinct_rows
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import distinct_rows
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import unknown
 from plot_ot.methods import Method, random_sites
 from plot_ot.signatures import SignatureSpec, readout
@@ -16,12 +16,12 @@ from plot_ot.sites import Menu, blocks, pca_components, pca_prefixes, whole_plac
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.coupling import Localize, ScoreSites, brute_force
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, brute_force
-from plot_ot.study import Prepared
+from plot_ot.studies.study import Prepared
+from plot_ot.studies.task import Outline, SeedFailed, Task
 from plot_ot.subjects import GRUNet, GRUSubject
 from plot_ot.tasks import addition_data as data
-from plot_ot.tasks.base import Outline, SeedFailed, Task
 from plot_ot.transport import Transport
 
 SEARCH = Search((1, 2, 4), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0))

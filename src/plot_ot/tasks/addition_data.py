@@ -16,13 +16,13 @@ from jaxtyping import Bool, Int
 from safetensors.torch import save
 from torch import Tensor
 
-from plot_ot.banks import Bank, Splits, distinct_rows
-from plot_ot.causal import CausalModel, Mechanism, same
+from plot_ot.abstract.banks import Bank, Splits, distinct_rows
+from plot_ot.abstract.causal_model import CausalModel, Mechanism, same
 from plot_ot.errors import PlotError, unknown
-from plot_ot.runs import to_json, write_atomically
-from plot_ot.safe_files import UNREADABLE, parse_json, read_tensors
+from plot_ot.files.run_directory import to_json, write_atomically
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
+from plot_ot.studies.task import SeedFailed
 from plot_ot.subjects.gru import GRUNet, GRUSubject
-from plot_ot.tasks.base import SeedFailed
 
 LEAST_BITS, MOST_BITS = 2, 16
 TABLE = 1024

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from plot_ot.banks import Bank
-from plot_ot.causal import CausalModel, same
+from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.causal_model import CausalModel, same
 from plot_ot.errors import PlotError
 
 Rows = Int[Tensor, "rows inputs"]

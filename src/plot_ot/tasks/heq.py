@@ -12,19 +12,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from plot_ot.banks import Bank, Splits, distinct_rows, draw_pairs
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.banks import Bank, Splits, distinct_rows, draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
+from plot_ot.files.run_directory import write_atomically
 from plot_ot.methods import Method, layered, random_sites
-from plot_ot.runs import write_atomically
 from plot_ot.signatures import readout
 from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
-from plot_ot.stages.localize import Localize, ScoreSites, brute_force
-from plot_ot.study import Prepared, Sweep
+from plot_ot.stages.coupling import Localize, ScoreSites, brute_force
+from plot_ot.studies.study import Prepared, Sweep
+from plot_ot.studies.task import Outline, SeedFailed, Task
 from plot_ot.subjects import MLPSubject
-from plot_ot.tasks.base import Outline, SeedFailed, Task
 from plot_ot.transport import Transport
 
 ENTITIES, EMBEDDING, WIDTH, LAYERS = 100, 4, 16, 3

@@ -20,11 +20,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from plot_ot.banks import Splits
-from plot_ot.causal import CausalModel
+from plot_ot.abstract import prompts
+from plot_ot.abstract.banks import Splits
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.prompts import Encoded
 from plot_ot.errors import PlotError, unknown
-from plot_ot.hypotheses import prompts
-from plot_ot.hypotheses.prompts import Encoded
 from plot_ot.tasks.filling import Draw, Filling, share_out
 from plot_ot.tasks.text_data import Cell, Sizes, TextBanks, cell_quotas
 

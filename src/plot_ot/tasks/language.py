@@ -16,24 +16,24 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from plot_ot.causal import CausalModel
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import Method
-from plot_ot.models import LanguageModel, resolve
+from plot_ot.models.named import LanguageModel, resolve
+from plot_ot.models.tiny import TINY, load_tiny
 from plot_ot.signatures import Readout, SignatureSpec, readout
 from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.coupling import Localize, ScoreSites, at_random, attribution, brute_force
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.localize import Localize, ScoreSites, at_random, attribution, brute_force
 from plot_ot.stages.prefilter import Prefilter
-from plot_ot.study import Prepared, Spoken, Sweep
-from plot_ot.subjects.decoder import DecoderSubject, Encode
-from plot_ot.tasks.base import Outline, Task
+from plot_ot.studies.study import Prepared, Spoken, Sweep
+from plot_ot.studies.task import Outline, Task
+from plot_ot.subjects.decoder.subject import DecoderSubject, Encode
 from plot_ot.tasks.filling import Filter
 from plot_ot.tasks.text_data import Sizes, TextBanks
-from plot_ot.tasks.tiny import TINY, load_tiny
 from plot_ot.transport import Transport
 
 PAPER_WIDTH, PAPER_DEPTH = 2304, 26

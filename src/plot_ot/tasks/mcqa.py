@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plot_ot.subjects.decoder import Encode
+from plot_ot.subjects.decoder.subject import Encode
 from plot_ot.tasks import mcqa_data, mcqa_text
 from plot_ot.tasks.filling import Filter
 from plot_ot.tasks.language import LanguageTask, TextData

@@ -9,25 +9,20 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from plot_ot.banks import Splits
-from plot_ot.causal import CausalModel, Mechanism
+from plot_ot.abstract.banks import Splits
+from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.errors import PlotError, unknown
+from plot_ot.models.vocabulary import COLOURS, FAMILIAR, FRESH, LETTERS, LEXICON, Lexicon
 from plot_ot.tasks.filling import Draw, Filling, Quota, share_out
 from plot_ot.tasks.mcqa_text import (
     COL,
     COLOUR,
-    COLOURS,
     COLUMNS,
-    FAMILIAR,
-    FRESH,
-    LETTERS,
-    LEXICON,
     OBJECT,
     OPTIONS,
     PLURAL,
     SYM,
     TEMPLATE,
-    Lexicon,
     answer_tokens,
     check_rows,
     encoder,

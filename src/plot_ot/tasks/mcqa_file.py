@@ -18,9 +18,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.errors import PlotError
-from plot_ot.safe_files import UNREADABLE, parse_json, read_bytes
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes
+from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON, Lexicon
 from plot_ot.tasks.mcqa_data import FAMILIES
-from plot_ot.tasks.mcqa_text import COL, COLOURS, LETTERS, LEXICON, OPTIONS, SYM, Lexicon, check_rows, render
+from plot_ot.tasks.mcqa_text import COL, OPTIONS, SYM, check_rows, render
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<folder>[\w./-]+))?")

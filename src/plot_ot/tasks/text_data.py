@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plot_ot.banks import Bank, Splits
+from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.errors import PlotError
 from plot_ot.tasks.filling import Quota, share_out
 

@@ -1,0 +1,1 @@
+"""The abstract side: causal models, hypotheses in plain Python, pairs of inputs and banks of them."""

@@ -1,0 +1,361 @@
+"""Banks of base/source pairs: what changes in each pair, what the answer should become, and what that can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.errors import PlotError, unknown
+
+
+@dataclass(frozen=True)
+class Power:
+    """How many pairs of a bank tell a variable's swap from each thing it could be confused with (DESIGN §8)."""
+
+    pairs: int
+    sensitive: int
+    against_base: int
+    """The counterfactual label differs from the base's answer: doing nothing is wrong."""
+    against_source: int
+    """...from the source's answer: copying the source is wrong."""
+    against_others: Mapping[str, int]
+    """...from what swapping another variable would give."""
+    discriminating: int
+
+    @property
+    def is_output(self) -> bool:
+        """Among pairs that move the answer, the label always equals the source's answer."""
+        return self.against_base > 0 and self.against_source == 0
+
+    def missing(self, least: int = 1) -> list[str]:
+        """In words, what kinds of pair are too few to decide where the variable lives."""
+        gaps = []
+        if self.against_base < least:
+            gaps.append(f"pairs where swapping it changes the answer ({self.against_base})")
+        if self.against_source < least:
+            gaps.append(f"pairs where the counterfactual answer is not the source's ({self.against_source})")
+        for other, count in self.against_others.items():
+            if count < least:
+                gaps.append(f"pairs where swapping '{other}' instead gives another answer ({count})")
+        return gaps
+
+
+@dataclass(frozen=True)
+class Bank:
+    """T base/source pairs with everything the abstract side knows about them."""
+
+    name: str
+    causal: CausalModel
+    base: Int[Tensor, "pairs inputs"]
+    source: Int[Tensor, "pairs inputs"]
+    variables: tuple[str, ...]
+    changed: Mapping[str, Bool[Tensor, " pairs"]]
+    """Whether the source's value of the variable differs from the base's."""
+    labels: Mapping[str, Tensor]
+    """Per variable, the abstract swap's output."""
+    base_answer: Tensor
+    source_answer: Tensor
+    family: Int[Tensor, " pairs"]
+    """Index into `families`: the kind of counterfactual a pair is."""
+    families: tuple[str, ...] = field(default=("all",))
+
+    @classmethod
+    def from_pairs(
+        cls,
+        causal: CausalModel,
+        base: Int[Tensor, "pairs inputs"],
+        source: Int[Tensor, "pairs inputs"],
+        *,
+        name: str = "pairs",
+        variables: Sequence[str] | None = None,
+        family: Int[Tensor, " pairs"] | None = None,
+        families: Sequence[str] | None = None,
+    ) -> Bank:
+        """Label the pairs by the causal model. Without `family`, a pair's family is the set of changed variables."""
+        variables = tuple(variables or causal.variables)
+        if not variables:
+            raise PlotError(f"Bank '{name}' has no variable to label: name some in `variables`.")
+        if not len(base):
+            raise PlotError(f"Bank '{name}' is empty: it needs at least one base/source pair.")
+        causal.check_pairs(base, source)
+        for v in variables:
+            causal.require(v)
+        at_base, at_source = causal.run(base), causal.run(source)
+        labels = {v: causal.run(base, do={v: at_source[v]})[causal.output] for v in variables}
+        changed = {v: ~same(at_base[v], at_source[v]) for v in variables}
+        if family is None:
+            family, families = _families_by_change(changed)
+        elif families is None:
+            families = [str(k) for k in range(int(family.max()) + 1)]
+        names = list(families or ())
+        if len(family) == len(base) and not (int(family.min()) >= 0 and int(family.max()) < len(names)):
+            raise PlotError(
+                f"Bank '{name}': family entries must lie in 0..{len(names) - 1}, one per family name "
+                f"({', '.join(names)}); found {family.unique().tolist()}."
+            )
+        if len(family) != len(base):
+            raise PlotError(f"Bank '{name}': {len(family)} family entries for {len(base)} pairs.")
+        return cls(
+            name,
+            causal,
+            base,
+            source,
+            variables,
+            changed,
+            labels,
+            at_base[causal.output],
+            at_source[causal.output],
+            family,
+            tuple(families or ()),
+        )
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def select(self, pairs: Bool[Tensor, " pairs"] | Int[Tensor, " chosen"], name: str | None = None) -> Bank:
+        """The sub-bank of some pairs."""
+        return Bank(
+            name or self.name,
+            self.causal,
+            self.base[pairs],
+            self.source[pairs],
+            self.variables,
+            {v: c[pairs] for v, c in self.changed.items()},
+            {v: y[pairs] for v, y in self.labels.items()},
+            self.base_answer[pairs],
+            self.source_answer[pairs],
+            self.family[pairs],
+            self.families,
+        )
+
+    def require(self, variable: str) -> None:
+        """Refuse a variable the bank has no labels for."""
+        if variable not in self.labels:
+            unknown(f"variable of bank '{self.name}'", variable, self.variables)
+
+    def sensitive(self, variable: str) -> Bank:
+        """The pairs whose source changes the variable (paper, Appendix A.2)."""
+        self.require(variable)
+        return self.select(self.changed[variable], f"{self.name}/{variable}/sensitivity")
+
+    def invariant(self, variable: str) -> Bank:
+        """The pairs whose source leaves the variable as it is."""
+        self.require(variable)
+        return self.select(~self.changed[variable], f"{self.name}/{variable}/invariance")
+
+    def by_variable(self) -> dict[tuple[str, str], Bank]:
+        """The sensitivity and the invariance bank of every variable."""
+        kinds = {"sensitivity": self.sensitive, "invariance": self.invariant}
+        return {(v, kind): of(v) for v in self.variables for kind, of in kinds.items()}
+
+    def discriminating(self, variable: str) -> Bool[Tensor, " pairs"]:
+        """Pairs where the swap moves the answer, and to something that copying the source or swapping
+        another variable would not also give."""
+        self.require(variable)
+        label = self.labels[variable]
+        moved = ~same(label, self.base_answer)
+        unlike = ~same(label, self.source_answer)
+        for other in self.variables:
+            if other != variable:
+                unlike = unlike | ~same(label, self.labels[other])
+        return moved & unlike
+
+    def power(self, variable: str) -> Power:
+        """The bank's discriminating power for one variable."""
+        self.require(variable)
+        label = self.labels[variable]
+        moved = ~same(label, self.base_answer)
+
+        def count(answer: Tensor) -> int:
+            return int((moved & ~same(label, answer)).sum())
+
+        return Power(
+            pairs=len(self),
+            sensitive=int(self.changed[variable].sum()),
+            against_base=int(moved.sum()),
+            against_source=count(self.source_answer),
+            against_others={o: count(self.labels[o]) for o in self.variables if o != variable},
+            discriminating=int(self.discriminating(variable).sum()),
+        )
+
+    def base_groups(self) -> Int[Tensor, " pairs"]:
+        """An index per pair that is equal for pairs sharing a base input: the unit of the bootstrap."""
+        return torch.unique(self.base, dim=0, return_inverse=True)[1]
+
+
+def _families_by_change(changed: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
+    names = list(changed)
+    code = sum((changed[v].long() << k for k, v in enumerate(names)), torch.zeros(len(changed[names[0]])).long())
+    seen, family = torch.unique(code, return_inverse=True)
+    spelled = ["+".join(v for k, v in enumerate(names) if int(c) >> k & 1) or "none" for c in seen]
+    return family, spelled
+
+
+def distinct_rows(rows: Int[Tensor, "rows inputs"]) -> Int[Tensor, "distinct inputs"]:
+    """The rows without repetitions, in their order."""
+    if not len(rows):
+        return rows
+    return rows[first_of_each(row_codes(rows)).sort().values]
+
+
+def row_codes(rows: Shaped[Tensor, "rows columns"]) -> Int[Tensor, " rows"]:
+    """A number 0, 1, ... per row that is equal for bit-identical rows (torch.unique over rows is many times slower)."""
+    rows = rows.contiguous().flatten(1)
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    bits = rows.view(words).long()
+    factors = torch.randint(1 << 62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
+    codes = torch.unique((bits * factors.to(bits.device)).sum(dim=1), return_inverse=True)[1]
+    # a hash may collide: every row must equal the last one of its code
+    last = torch.zeros(int(codes.max()) + 1, dtype=torch.long, device=bits.device)
+    last[codes] = torch.arange(len(bits), device=bits.device)
+    if bool((bits[last[codes]] == bits).all()):
+        return codes
+    return torch.unique(bits, dim=0, return_inverse=True)[1]
+
+
+def first_of_each(code: Int[Tensor, " rows"]) -> Int[Tensor, " codes"]:
+    """The first row with each code 0, 1, ..."""
+    first = torch.full((int(code.max()) + 1,), len(code), device=code.device)
+    return first.scatter_reduce(0, code, torch.arange(len(code), device=code.device), reduce="amin")
+
+
+# -- drawing pairs --------------------------------------------------------------------------------------------
+
+Quota = tuple[Bool[Tensor, " draws"], int]
+"""Which candidate pairs count towards a quota, and how many are wanted."""
+
+POLICIES = ("mixed", "only", "sensitive", "invariant", "balanced")
+
+
+def draw_pairs(
+    causal: CausalModel,
+    pool: Int[Tensor, "rows inputs"],
+    policy: str,
+    size: int,
+    generator: torch.Generator,
+    *,
+    variable: str | None = None,
+    variables: Sequence[str] | None = None,
+    name: str = "pairs",
+) -> Bank:
+    """Ordered pairs of different pool rows in random order, the first ones meeting the policy's quotas:
+
+    - `mixed`: half change at least one variable, half change none (the paper's fit bank);
+    - `only`: equal shares that change one variable and no other (the paper's calibration bank);
+    - `sensitive` / `invariant`: all change / leave `variable` (the paper's test banks);
+    - `balanced`: equal shares for every set of changed variables (ours).
+    """
+    if policy not in POLICIES:
+        unknown("pair policy", policy, POLICIES)
+    variables = tuple(variables or causal.variables)
+    if policy in ("sensitive", "invariant") and variable not in variables:
+        unknown(f"variable of policy '{policy}'", variable, variables)
+    pool = distinct_rows(pool)
+    for v in variables:
+        causal.require(v)
+    values = causal.run(pool)
+    sets = _possible_changes([values[v] for v in variables]) if policy == "balanced" else []
+    parts = {"mixed": 2, "only": len(variables), "balanced": len(sets)}.get(policy, 1)
+    wanted = [size // parts + (k < size % parts) for k in range(parts)]
+    taken: list[list[Tensor]] = [[] for _ in wanted]
+    missing = list(wanted)
+    rows = len(pool)
+    order = torch.randperm(rows * rows, generator=generator, dtype=torch.int32 if rows < 46340 else torch.int64)
+    for candidates in order.split(1 << 17):
+        base, source = candidates.long() // rows, candidates.long() % rows
+        changed = torch.stack([~same(values[v][base], values[v][source]) for v in variables])
+        for k, fits in enumerate(_quota_masks(policy, changed, variables, variable, sets)):
+            hits = candidates[fits & (base != source)][: missing[k]].long()
+            taken[k].append(hits)
+            missing[k] -= len(hits)
+        if not any(missing):
+            break
+    if any(missing):
+        whose = f" for '{variable}'" if variable else ""
+        raise PlotError(
+            f"Bank '{name}' (policy '{policy}'{whose}) wants {size} pairs, but a pool of {rows} rows offers "
+            f"{sum(missing)} too few. Use a larger pool, a balanced sampler, or a smaller bank."
+        )
+    chosen = torch.cat([torch.cat(hits) for hits in taken])
+    chosen = chosen[torch.randperm(len(chosen), generator=generator)]
+    return Bank.from_pairs(causal, pool[chosen // rows], pool[chosen % rows], name=name, variables=variables)
+
+
+def _possible_changes(values: Sequence[Tensor]) -> list[int]:
+    """The sets of variables that some pair of rows changes, as bit codes: a function of the others has no set alone."""
+    columns = [torch.unique(v, dim=0, return_inverse=True)[1] for v in values]
+    joint = torch.unique(torch.stack(columns, dim=1), dim=0)
+    differ = joint[:, None, :] != joint[None, :, :]
+    return torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist()
+
+
+def _quota_masks(
+    policy: str, changed: Tensor, variables: Sequence[str], variable: str | None, sets: Sequence[int]
+) -> list[Tensor]:
+    if policy == "mixed":
+        return [changed.any(dim=0), ~changed.any(dim=0)]
+    if policy == "only":
+        return [changed[k] & (changed.sum(dim=0) == 1) for k in range(len(variables))]
+    if policy == "balanced":
+        code = torch.stack([changed[k].long() << k for k in range(len(variables))]).sum(dim=0)
+        return [torch.eq(code, c) for c in sets]
+    hit = changed[variables.index(variable or "")]
+    return [hit if policy == "sensitive" else ~hit]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The banks of one study: fit, calibration, and one sensitivity and one invariance test bank per variable."""
+
+    fit: Bank
+    calibration: Bank
+    test: Mapping[tuple[str, str], Bank]
+    """(variable, "sensitivity" | "invariance") -> bank; also shared pairs between test banks are allowed."""
+    shared_sources: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def checked(
+        cls, fit: Bank, calibration: Bank, test: Mapping[tuple[str, str], Bank], *, strict: bool = False
+    ) -> Splits:
+        """Refuse splits that share a pair or a base input; count shared sources, or refuse them when `strict`."""
+        if not test:
+            raise PlotError("Splits need at least one test bank: {(variable, 'sensitivity' | 'invariance'): bank}.")
+        for (variable, kind), bank in test.items():
+            if not len(bank):
+                raise PlotError(f"The {kind} test bank of '{variable}' is empty: no such pair was found.")
+        for variable in calibration.variables:
+            if not calibration.changed[variable].any():
+                raise PlotError(
+                    f"Calibration bank '{calibration.name}' has no pair that changes '{variable}': "
+                    f"a handle for it cannot be chosen. Add sensitive pairs."
+                )
+        held_out = torch.cat([b.base for b in test.values()]), torch.cat([b.source for b in test.values()])
+        parts = {
+            "fit": (fit.base, fit.source),
+            "calibration": (calibration.base, calibration.source),
+            "test": held_out,
+        }
+        shared: dict[str, int] = {}
+        names = list(parts)
+        for i, a in enumerate(names):
+            for b in names[i + 1 :]:
+                bases = _common_rows(parts[a][0], parts[b][0])
+                if bases:
+                    raise PlotError(f"The {a} and {b} banks share {bases} base inputs; splits must share none.")
+                shared[f"{a}/{b}"] = _common_rows(parts[a][1], parts[b][1])
+        if strict and any(shared.values()):
+            raise PlotError(
+                f"Strict splits share no source inputs, but found {shared}. Draw sources inside each split."
+            )
+        return cls(fit, calibration, test, shared)
+
+
+def _common_rows(a: Tensor, b: Tensor) -> int:
+    """How many distinct rows stand in both."""
+    codes = row_codes(torch.cat([a, b]))
+    return len(set(codes[: len(a)].tolist()) & set(codes[len(a) :].tolist()))

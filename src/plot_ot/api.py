@@ -1,0 +1,227 @@
+"""Localize variables of your own causal model in your own network, in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from plot_ot.abstract.banks import Bank, Splits
+from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import PairTable, read_pairs
+from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
+from plot_ot.engine import Engine
+from plot_ot.errors import PlotError, unknown
+from plot_ot.handles import Handle
+from plot_ot.methods import Method, layered, progressive, random_progressive
+from plot_ot.models.named import LanguageModel, resolve
+from plot_ot.models.tiny import TINY, load_tiny
+from plot_ot.report.summary import flag_name
+from plot_ot.result import Result
+from plot_ot.signatures import Readout, SignatureSpec, readout
+from plot_ot.stages.choose import TrainDas
+from plot_ot.studies.study import Prepared, Spoken, Study
+from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject
+from plot_ot.subjects.causal_subject import CausalSubject
+from plot_ot.subjects.decoder.subject import DecoderSubject
+
+METHODS = ("plot", "plot-das", "plot-layered", "das")
+
+
+def load_subject(
+    model: str | os.PathLike[str] | nn.Module | CausalModel,
+    hypothesis: Hypothesis | None = None,
+    *,
+    places: Any = None,
+    example: Tensor | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> Subject | LanguageModel:
+    """A network that variables can be localized in.
+
+    - A hub id, a directory, a GGUF file, a name that `plot-ot models` lists, or a live Hugging Face language model with
+      its `tokenizer`: comes back as a `LanguageModel`, or with a `hypothesis` (prompts, answers, tokens) as the subject
+      that this hypothesis makes of it, its answers checked first. `options` go to the loader (device, dtype,
+      device_map, revision, attn_implementation, gguf_file) and to the subject (layers, kinds, memory).
+    - An `nn.Sequential` of linear layers and activations, as it is.
+    - Any other module, with the `places` (names of submodules) to look at and an `example` input row.
+    - A `CausalModel`, with input rows as `example`: exact ground truth, or one causal model aligned with another.
+    """
+    if isinstance(model, CausalModel):
+        if example is None:
+            raise PlotError(
+                "Give input rows as `example`: the values of the causal model's variables are found on them."
+            )
+        return CausalSubject(model, example, places, **options)
+    if isinstance(model, nn.Module) and places is not None:
+        if example is None:
+            raise PlotError("Give an `example` input row: the places' widths are found by running it once.")
+        paths = list(places.values()) if isinstance(places, Mapping) else list(places)
+        children = {name for name, _ in model.named_children()}
+        one_by_one = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+        if isinstance(model, nn.Sequential) and one_by_one and set(paths) <= children and "position" not in options:
+            return SequentialSubject(model, places, example, **options)
+        return ModuleSubject(model, places, example, **options)
+    if isinstance(model, nn.Sequential):
+        return MLPSubject(model, **options)
+    bound = {k: options.pop(k) for k in ("layers", "kinds", "memory") if k in options}
+    if isinstance(model, nn.Module):
+        if tokenizer is None:
+            raise PlotError(
+                "A live language model needs its `tokenizer`; any other network the `places` to look at (names of its "
+                "submodules) and an `example` input row."
+            )
+        loaded = LanguageModel.live(model, tokenizer)
+    elif str(model) == "tiny" or str(model) in TINY:
+        loaded = LanguageModel.live(*load_tiny(next(iter(TINY)) if str(model) == "tiny" else str(model)))
+    else:
+        loaded = resolve(model, adapter, **options)
+    if hypothesis is None:
+        if bound:
+            raise PlotError(f"{', '.join(bound)}: give these to localize, or give load_subject the hypothesis as well.")
+        return loaded
+    return bind(loaded, hypothesis, **bound)
+
+
+def bind(model: LanguageModel, hypothesis: Hypothesis, **options: Any) -> DecoderSubject:
+    """A language model with a hypothesis' prompts, answers and named tokens."""
+    answers = hypothesis.answer_tokens(model.tokenizer)
+    positions = hypothesis.token_positions(model.tokenizer)
+    encode = hypothesis.encoder(model.tokenizer, model.bos)
+    return DecoderSubject(model.model, encode, answers, positions=positions, **options)
+
+
+def localize(
+    subject: Subject | LanguageModel,
+    hypothesis: CausalModel | Hypothesis,
+    pairs: Any,
+    *,
+    method: str | Method = "plot",
+    look: str | Readout | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    engine: Engine | None = None,
+    **options: Any,
+) -> Result:
+    """Where in `subject` do the variables of `hypothesis` live, and what handle controls each?
+
+    `pairs` are base/source pairs: a list of (base, source) dicts, a JSONL or CSV file, a pandas or `datasets` table,
+    a tuple (base, source) of integer tensors, or `Splits` of your own; or only inputs (dicts, or a tensor of rows),
+    from which pairs balanced over the variables are drawn, `size` per bank. What the network does not answer as the
+    hypothesis does is left out. A half fits the couplings, a quarter calibrates the handles, a quarter tests them once.
+
+    `method` is `plot` (tokens, places, then what is inside; no training), `plot-das` (DAS added where it ended),
+    `plot-layered` (neurons of every place), `das` (everywhere) or a `Method` of your own. For a `LanguageModel`,
+    `options` choose the places: layers, kinds, memory. `engine` spreads the work (`plot_ot.engine.RayEngine`).
+    """
+    text = isinstance(hypothesis, Hypothesis) and isinstance(subject, LanguageModel)
+    name = subject.name if isinstance(subject, LanguageModel) else type(subject).__name__
+    tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
+    if isinstance(subject, LanguageModel):
+        if not isinstance(hypothesis, Hypothesis):
+            raise PlotError("A language model needs a Hypothesis with a template and answers, not a bare CausalModel.")
+        given = _read(hypothesis, pairs)  # all values are known before the answers are checked
+        subject = bind(subject, hypothesis, **options)
+    else:
+        if options:
+            unknown("option", next(iter(options)), ("method", "look", "size", "seed"))
+        given = _read(hypothesis, pairs)
+    causal = hypothesis.causal if isinstance(hypothesis, Hypothesis) else hypothesis
+    language = isinstance(subject, DecoderSubject)
+    look = readout(look or ("logits" if language else "softmax"))
+    spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
+    chosen = _method(method, subject, len(causal.variables), spec)
+    generator = torch.Generator().manual_seed(seed)
+    size = size or (200 if language else 1000)
+    said = "the banks are as given"
+    if isinstance(given, Splits):
+        splits = given
+    else:
+        right = _spoken_right(subject, hypothesis, tokenizer) if text else _right(subject, causal, look)
+        if isinstance(given, Pairs):
+            splits, said = from_pairs(causal, given, right, generator)
+        else:
+            splits, said = from_inputs(causal, given, right, size, generator)
+    spoken = None
+    if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
+        spoken = Spoken(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
+    task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
+    study = Study(Prepared(task, name, seed, subject, splits, look, spoken=spoken), engine)
+    places = subject.places
+    unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
+    handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
+    flags = sorted({flag_name(f) for c in unit["couplings"] for f in c["flags"]})
+    notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]
+    verdicts = {v["variable"]: v for v in unit.get("verdicts", [])}
+    config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
+    seconds = unit["runtimes"][0]["seconds"]
+    return Result(handles, verdicts, unit["records"], seconds, unit, study.control_unit(), config, notes)
+
+
+def _settable(handle: Handle, fit: BankRecording, hypothesis: CausalModel | Hypothesis) -> Handle:
+    """The handle with stand-ins for every value, under the names that the hypothesis gives them."""
+    handle = handle.with_values(fit)
+    if not isinstance(hypothesis, Hypothesis):
+        return handle
+    names = hypothesis.values(handle.variable)
+    return replace(handle, values={names[code]: at for code, at in handle.values.items() if isinstance(code, int)})
+
+
+def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
+    if isinstance(method, Method):
+        return method
+    if method == "plot":
+        return progressive(subject.places, variables, spec)
+    if method == "plot-das":
+        return progressive(subject.places, variables, spec, das=True)
+    if method == "plot-layered":
+        return layered()
+    if method == "das":
+        return Method("das", "DAS at every place, every subspace size", (TrainDas(),), kind="das")
+    unknown("method", method, METHODS)
+
+
+def _read(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Splits | Pairs | Int[Tensor, "rows inputs"]:
+    """Banks, pairs or input rows, from all that a user may bring."""
+    if isinstance(pairs, (Splits, Pairs, Tensor)):
+        return pairs
+    if isinstance(pairs, Bank):
+        families = [pairs.families[f] for f in pairs.family.tolist()]
+        return Pairs(pairs.base, pairs.source, families)
+    if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(p, Tensor) for p in pairs):
+        return Pairs(*pairs)
+    if not isinstance(hypothesis, Hypothesis):
+        raise PlotError(
+            f"A CausalModel takes inputs as integer tensors: rows, or (base, source); found {type(pairs).__name__}. "
+            f"Write the hypothesis as a Hypothesis to give dicts, files or tables."
+        )
+    table = pairs if isinstance(pairs, PairTable) else read_pairs(pairs)
+    base, source = table.rows(hypothesis)
+    return Pairs(base, source, table.family, table.split) if table.source else base
+
+
+def _right(subject: Subject, causal: CausalModel, look: Readout) -> Callable[[Tensor], Bool[Tensor, " rows"]]:
+    """Rows that the network answers as the causal model does."""
+
+    def right(rows: Tensor) -> Tensor:
+        answers = look.decide(subject.record(rows, torch.zeros(0, dtype=torch.long)).outputs).cpu()
+        return same(answers, causal.answer(rows).to(answers.dtype))
+
+    return right
+
+
+def _spoken_right(subject: Any, hypothesis: Any, tokenizer: Any) -> Callable[[Tensor], Bool[Tensor, " rows"]]:
+    """Rows whose answer is the model's own next token, of its whole vocabulary."""
+
+    def right(rows: Tensor) -> Tensor:
+        store = subject.record(rows, remember=True)  # filtering is the recording: nothing is run twice
+        return hypothesis.says(tokenizer, store.top_token.cpu(), hypothesis.causal.answer(rows))
+
+    return right

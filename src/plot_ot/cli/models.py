@@ -1,0 +1,149 @@
+"""Studies of language models, and which models there are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from plot_ot.cli.common import (
+    Address,
+    Detail,
+    EngineName,
+    Figures,
+    First,
+    Methods,
+    Out,
+    Quiet,
+    Seeds,
+    Threads,
+    Workers,
+    budget,
+    console,
+)
+from plot_ot.cli.run import app, finish
+from plot_ot.models.named import available, fetch
+from plot_ot.models.tiny import TINY
+from plot_ot.report import tables
+from plot_ot.tasks import IndirectObject, MultipleChoice
+from plot_ot.tasks.language import LanguageTask
+from plot_ot.tasks.text_data import Sizes
+
+Questions = Annotated[
+    str | None,
+    typer.Option(help="Questions in the public copycolors_mcqa format: .json, .jsonl, .parquet, or a hub data set."),
+]
+Model = Annotated[
+    str, typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file ('tiny' ships with us).")
+]
+Adapter = Annotated[str | None, typer.Option(help="A LoRA adapter: one that ships for the model, or a directory.")]
+Phi = Annotated[str, typer.Option(help="Effects: 'stack' of answer logits, 'family' means (paper), 'probability'.")]
+Calibration = Annotated[str, typer.Option(help="Pairs to choose on: 'balanced', or sensitive ones only ('paper').")]
+Grid = Annotated[str, typer.Option(help="(ε, β): each variable's 'own', or one 'shared' by all.")]
+HintRule = Annotated[str, typer.Option("--hint", help="DAS sizes around a handle's: 'paper' or 'practice'.")]
+DasEvery = Annotated[int, typer.Option(min=1, help="Full DAS at every n-th block only.")]
+DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
+DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
+Fit = Annotated[int, typer.Option(help="Fit pairs.")]
+Pairs = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: the model's own).")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")]
+Revision = Annotated[str | None, typer.Option(help="Revision of a hub model.")]
+SweepBeta = Annotated[bool, typer.Option("--sweep", help="Also run plot at every β, for the stability figure.")]
+Memory = Annotated[float, typer.Option(help="GB for recordings and resumed batches, besides the weights.")]
+
+
+def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
+    """`plot-ot run TASK` for a study of a language model, `usual` being its default model."""
+    reads_files = any(f.name == "questions" for f in fields(task))
+
+    def run(
+        questions: Questions = None,
+        model: Model = usual,
+        adapter: Adapter = None,
+        phi: Phi = "stack",
+        calibration: Calibration = "balanced",
+        grid: Grid = "own",
+        hint: HintRule = "paper",
+        das_every: DasEvery = 1,
+        das_sizes: DasSizes = 11,
+        das_epochs: DasEpochs = 40,
+        fit: Fit = 200,
+        pairs: Pairs = 100,
+        dtype: Dtype = None,
+        device: Device = None,
+        revision: Revision = None,
+        memory: Memory = 4.0,
+        methods: Methods = None,
+        seeds: Seeds = 1,
+        first_seed: First = 0,
+        out: Out = Path("runs") / task.name,
+        threads: Threads = 1,
+        sweep: SweepBeta = False,
+        figures: Figures = True,
+        detail: Detail = False,
+        quiet: Quiet = False,
+        engine: EngineName = "process",
+        address: Address = None,
+        workers: Workers = None,
+    ) -> None:
+        more = {"questions": questions} if reads_files else {}
+        configured = task(
+            model,
+            adapter,
+            phi,
+            calibration,
+            grid,
+            hint,
+            das_every,
+            das_sizes,
+            das_epochs,
+            dtype,
+            device,
+            revision,
+            Sizes(fit, pairs, pairs, pairs),
+            budget(memory),
+            **more,
+        )
+        crew = engine, address, workers
+        finish(configured, methods, seeds, first_seed, out, threads, sweep, figures, quiet, detail, crew)
+
+    if not reads_files:
+        shown = inspect.signature(run, eval_str=True)
+        kept = [p for name, p in shown.parameters.items() if name != "questions"]
+        run.__signature__ = shown.replace(parameters=kept)  # type: ignore[attr-defined]
+    return run
+
+
+app.command("mcqa", help="Multiple-choice questions: the paper's third study, on any causal language model.")(
+    study_command(MultipleChoice, "tiny")
+)
+app.command("ioi", help="Indirect object identification: two variables that nobody planted, in an untouched model.")(
+    study_command(IndirectObject, "smollm2")
+)
+
+
+TINY_WORDS = {
+    "planted": "Gemma-2 shape, 6 blocks of width 64; pointer planted at block 2, letter from block 3",
+    "plain": "the same without plants: a negative control for the pointer",
+}
+
+
+def models(
+    get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
+) -> None:
+    """Language models that can be used by name, and the adapters that ship for them."""
+    if get:
+        console.print(f"{get}: {fetch(get)}", highlight=False)
+    table = tables.plain_table("Models")
+    for column in ("name", "state", "what it is", "adapters", "where"):
+        table.add_column(column, overflow="fold")
+    for name, condition in TINY.items():
+        table.add_row(name, "ready", TINY_WORDS[condition], "", "in this package")
+    for m in available():
+        table.add_row(m.name, m.state, m.summary, ", ".join(m.adapters), m.where)
+    console.print(table)

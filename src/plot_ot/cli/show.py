@@ -1,0 +1,132 @@
+"""Look at runs: tables in the terminal, the report, figures and tables for a paper, and a live view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from plot_ot.cli.common import Detail, console
+from plot_ot.errors import PlotError, unknown
+from plot_ot.files.run_directory import Json, RunDirectory, write_atomically
+from plot_ot.report import tables
+from plot_ot.tasks import TASKS, Task
+
+Directory = Annotated[Path, typer.Argument(help="A run directory.")]
+Directories = Annotated[list[Path], typer.Argument(help="Run directories.")]
+
+
+def show(directory: Directory, detail: Detail = False) -> None:
+    """Print the tables of a run."""
+    run = RunDirectory.read(directory)
+    print_run(run, run.results(), detail)
+
+
+def print_run(run: RunDirectory, results: Json, detail: bool = False) -> None:
+    """Tables, verdicts, warnings, and where things are."""
+    if not results["records"]:
+        console.print(f"No finished unit in {run.path} yet.")
+    shown = [
+        tables.accuracy_table(results, console.width),
+        tables.runtime_table(results),
+        tables.verdict_table(results),
+    ]
+    more = [tables.selection_table(results), tables.cross_table(results)] if detail else []
+    for table in [*shown, *more]:
+        if table.row_count:
+            console.print(table)
+    for line in [*tables.verdict_sentences(results), *tables.bank_lines(results)]:
+        console.print(escape(line), highlight=False)
+    for failure in results["failures"]:
+        console.print(f"[yellow]seed {failure['seed']} failed:[/yellow] {escape(failure['reason'])}")
+    if detail:
+        for line in tables.coupling_flags(run.couplings()):
+            console.print(f"[yellow]coupling:[/yellow] {escape(line)}")
+    console.print(f"Run directory: {run.path}", soft_wrap=True)
+
+
+def report(
+    directories: Directories,
+    out: Annotated[
+        Path | None, typer.Option(help="The page (default: report.html in the run, comparison.html for several runs).")
+    ] = None,
+) -> None:
+    """Write the report of a run as one HTML page that needs nothing else, or compare several runs."""
+    from plot_ot.report.page import write_page
+
+    console.print(f"Report: {write_page(directories, out)}", soft_wrap=True, highlight=False)
+
+
+def figures(
+    directory: Directory,
+    format: Annotated[str, typer.Option(help="pdf, png or svg; several with commas.")] = "pdf",
+    out: Annotated[Path | None, typer.Option(help="Folder (default: figures in the run directory).")] = None,
+) -> None:
+    """Write the paper's figures from a run, in one style, with fonts embedded."""
+    from plot_ot.report.export import export_figures
+
+    run = RunDirectory.read(directory)
+    kinds = [k.strip() for k in format.split(",") if k.strip()]
+    folder = out or run.path / "figures"
+    written = export_figures(run, kinds, folder)
+    task = configured(run.manifest["config"])
+    if task:
+        causal = [folder / f"causal.{kind}" for kind in kinds]
+        for path in causal:
+            task.causal_model().draw(path)
+        written += causal
+    if not written:
+        raise PlotError(f"There is nothing to draw in {directory} yet: it has no finished unit.")
+    for path in written:
+        console.print(str(path), soft_wrap=True, highlight=False)
+
+
+def configured(config: Json) -> Task | None:
+    """The task of a run, as it was configured; None for one that is not ours."""
+    make = TASKS.get(str(config.get("task")))
+    if make is None:
+        return None
+    try:
+        return make(**{k: v for k, v in config.items() if k in getattr(make, "__dataclass_fields__", {})})
+    except (TypeError, PlotError):  # options of another version
+        return None
+
+
+def table(
+    directories: Directories,
+    format: Annotated[str, typer.Option(help="latex, markdown or csv.")] = "latex",
+    every: Annotated[bool, typer.Option("--all", help="Every method of the run, not only the paper's.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write to a file instead of printing.")] = None,
+) -> None:
+    """The paper's tables with a run's numbers, row by row; runs of several widths of the adder stand side by side."""
+    from plot_ot.files.run_reading import read_run
+    from plot_ot.report.paper_tables import FORMATS, paper_tables, render
+
+    if format not in FORMATS:
+        unknown("table format", format, FORMATS)
+    text = "\n".join(render(t, format) for t in paper_tables([read_run(d) for d in directories], every))
+    if out:
+        write_atomically(out, text.encode())
+        console.print(f"Tables: {out}", soft_wrap=True, highlight=False)
+    else:
+        print(text, end="")  # a file's content, not a message: no wrapping, no markup
+
+
+def view(
+    directory: Annotated[Path, typer.Argument(help="The folder the runs are in.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine (0: any that is free).")] = 8765,
+    open_browser: Annotated[bool, typer.Option("--open", help="Also open the browser.")] = False,
+) -> None:
+    """Serve the runs of a folder to this machine's browser, refreshing while runs are going on."""
+    from plot_ot.report.serve import Server
+
+    with Server(directory, port) as server:
+        console.print(f"Runs in {directory}: {server.url} (Ctrl-C to stop)", soft_wrap=True, highlight=False)
+        if open_browser:
+            typer.launch(server.url)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            console.print("Stopped.")

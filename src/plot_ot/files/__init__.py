@@ -1,0 +1,1 @@
+"""Run directories on disk: safe reading, atomic writing, locks."""

@@ -1,1 +1,0 @@
-"""Hypotheses in plain Python: functions of dicts, prompts and answers, pairs from anywhere, splits without overlap."""

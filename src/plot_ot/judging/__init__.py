@@ -1,0 +1,1 @@
+"""What test banks say about a handle: intervals, controls, the verdict."""

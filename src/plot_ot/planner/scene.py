@@ -1,0 +1,195 @@
+"""A study as the planner sees it: a network's shape, banks of pairs, and recordings that nothing was run for."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from plot_ot.abstract.banks import Bank, Splits, first_of_each, row_codes
+from plot_ot.edits import Distinct
+from plot_ot.engine.units import LEAST, MOST, WORK
+from plot_ot.engine.units import plan as cut
+from plot_ot.errors import PlotError
+from plot_ot.planner.shape import Shape
+from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject, record
+
+MEMORY = 4 << 30
+"""The budget of a language model's recording, as `plot-ot run` has it."""
+
+Lengths = Callable[[Tensor], Int[Tensor, " rows"]]
+"""Input rows to their numbers of tokens."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Distinct inputs that are run whole."""
+
+    count: int
+    tokens: int
+    longest: int
+    bases: int = 0
+    """How many of them will be resumed."""
+    padded: int = 0
+    """Their tokens but the last, each as many as the longest prompt of its shard has."""
+    shards: int = 1
+
+    @classmethod
+    def of(cls, banks: Sequence[Bank], lengths: Lengths, shape: Shape) -> Inputs:
+        """Those of some banks, cut as the engine cuts them."""
+        shards, _ = cut(banks, inputs_per_shard(shape))
+        tokens = [lengths(s.inputs) for s in shards]
+        return cls(
+            sum(len(t) for t in tokens),
+            sum(int(t.sum()) for t in tokens),
+            max(int(t.max()) for t in tokens),
+            sum(len(s.bases) for s in shards),
+            sum(len(s.bases) * (int(t.max()) - 1) for s, t in zip(shards, tokens, strict=True)),
+            len(shards),
+        )
+
+
+def inputs_per_shard(shape: Shape) -> int:
+    """As `engine.units` has it: few inputs of a large network, many of a small one."""
+    return max(LEAST, min(MOST, WORK // max(1, shape.weights)))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a study has before anything runs."""
+
+    shape: Shape
+    subject: Subject
+    fit: BankRecording
+    calibration: BankRecording
+    tests: Mapping[tuple[str, str], BankRecording]
+    inputs: Inputs
+    outputs: int
+    """Candidate answers."""
+    beside: Mapping[str, Inputs] = field(default_factory=dict)
+    """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`."""
+    _classes: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of_subject(cls, subject: Subject, splits: Splits, outputs: int) -> Scene:
+        """Of a live network. A small one is recorded, untrained as it may be: which inputs share a state, and so need
+        not be run twice, is a matter of its structure. A language model is not run."""
+        shape, banks = Shape.of_subject(subject, outputs), [splits.fit, splits.calibration, *splits.test.values()]
+        if isinstance(subject, DecoderSubject):
+            recordings = [hollow(subject, b) for b in banks]
+            inputs = Inputs.of(banks, lambda rows: subject.encode(rows)[1].sum(dim=1), shape)
+        else:
+            recordings = record(subject, *banks)
+            inputs = Inputs.of(banks, lambda rows: torch.ones(len(rows), dtype=torch.long), shape)
+        fit, calibration, *tests = recordings
+        return cls(shape, subject, fit, calibration, dict(zip(splits.test, tests, strict=True)), inputs, outputs)
+
+    @classmethod
+    def of_shape(
+        cls,
+        shape: Shape,
+        splits: Splits,
+        outputs: int,
+        lengths: Lengths,
+        memory: int = MEMORY,
+        beside: Mapping[str, Inputs] | None = None,
+    ) -> Scene:
+        """Of a language model that is known by its shape alone."""
+        banks = [splits.fit, splits.calibration, *splits.test.values()]
+        subject = Unloaded(shape, outputs, memory)
+        fit, calibration, *tests = (hollow(subject, b) for b in banks)
+        named = dict(zip(splits.test, tests, strict=True))
+        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths, shape), outputs, beside or {})
+
+    @property
+    def context(self) -> float:
+        """Tokens of a prompt, on average."""
+        return self.inputs.tokens / self.inputs.count
+
+    def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
+        """Pairs that edits at some places can tell apart: each of them runs once."""
+        # a language model's last token holds the whole prompt, whatever the place
+        key = recording.bank.name, *(() if self.shape.language else (p.name for p in places))
+        if key not in self._classes:
+            if self.shape.language:
+                pairs = torch.stack([recording.base_rows, recording.source_rows], dim=1)
+                self._classes[key] = len(pairs.unique(dim=0))
+            else:
+                self._classes[key] = len(Distinct.of(recording, places).once)
+        return self._classes[key]
+
+
+def words(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
+    """About as many tokens as prompts have where their tokenizer is not at hand: words, signs and line breaks, after
+    so many that most models want `first`."""
+    return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
+
+
+# -- recordings that nothing was run for --------------------------------------------------------------------------
+
+
+class _Made(Mapping[str, Tensor]):
+    """Random activations of the right shapes, made when they are asked for."""
+
+    def __init__(self, rows: int, places: Sequence[Place]) -> None:
+        self.rows, self.widths = rows, {p.name: p.width for p in places}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.randn(self.rows, self.widths[name], generator=torch.Generator().manual_seed(0))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.widths)
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+
+def hollow(subject: Subject, bank: Bank) -> BankRecording:
+    """A recording of the right shapes that nothing was run for: enough to lay out menus."""
+    rows = torch.cat([bank.base, bank.source])
+    code = row_codes(rows)
+    inputs = rows[first_of_each(code)]
+    store = Store(inputs, _Made(len(inputs), subject.places), torch.zeros(len(inputs), 1))
+    base, source = code.split(len(bank))
+    return BankRecording(subject, store, base, source, bank)
+
+
+class Unloaded(Subject):
+    """A language model whose weights are elsewhere: it has places and a budget, and cannot be run."""
+
+    def __init__(self, shape: Shape, outputs: int, memory: int = MEMORY) -> None:
+        self.shape, self.outputs, self.memory = shape, outputs, memory
+        self.places = shape.places
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def response_bytes(self) -> int:
+        return 4 * (6 * self.shape.width + 2 * (self.outputs + 1))
+
+    @property
+    def responses_per_batch(self) -> int:
+        return max(1, min(1 << 14, self.memory // 4 // self.response_bytes))
+
+    def record(self, inputs: Tensor, bases: Tensor | None = None) -> NoReturn:
+        self._refuse()
+
+    def resume(self, *_: object) -> NoReturn:
+        self._refuse()
+
+    def intervene(self, rewrites: object) -> contextlib.AbstractContextManager[None]:
+        self._refuse()
+
+    def weights(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise PlotError(f"{self.shape.name} is planned with, not loaded: it has no weights to run.")

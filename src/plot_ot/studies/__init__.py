@@ -1,0 +1,1 @@
+"""Studies: methods on the seeds of a task, resumed where they stopped, as plain records."""

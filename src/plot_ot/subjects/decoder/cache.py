@@ -1,0 +1,371 @@
+"""What a decoder keeps of a prompt so that it can be resumed: the keys and values of its earlier tokens, and how its
+blocks were called. The variants of a prompt share them, and no resumed pass ever changes them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from plot_ot.errors import PlotError
+from plot_ot.files.safe_reading import read_at, write_at
+from plot_ot.subjects.decoder.architecture import transformers_library
+from plot_ot.subjects.memory import clear, is_out_of_memory
+
+ATTENTION = "plot_ot_branches"
+"""The name under which transformers knows `branch_attention`."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a block's query tokens see. It travels to the attention function in the place of the mask."""
+
+    keys: Float[Tensor, "pairs groups before width"]
+    values: Float[Tensor, "pairs groups before width"]
+    hidden: Float[Tensor, "pairs 1 1 1 tail before+tail"] | None
+    """0 where a query sees a token before its branch or within it, -inf where not; None where it sees all."""
+    tail: int
+    """Tokens per branch."""
+
+
+def branch_attention(
+    module: nn.Module,
+    query: Float[Tensor, "pairs heads queries width"],
+    key: Float[Tensor, "pairs groups queries width"],
+    value: Float[Tensor, "pairs groups queries width"],
+    attention_mask: Prefix,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " heads"] | None = None,
+    **_: Any,
+) -> tuple[Float[Tensor, "pairs queries heads width"], None]:
+    """Attention of V branches of T tokens each: a query sees its pair's prefix and its own branch, no other branch.
+
+    All heads and variants that share keys are one product with them, and V x V scores are never formed. `s_aux` are
+    attention sinks: a score per head that takes weight from all tokens.
+    """
+    prefix, tail = attention_mask, attention_mask.tail
+    pairs, heads, queries, width = query.shape
+    q = query * (width**-0.5 if scaling is None else scaling)
+    q = q.reshape(pairs, key.shape[1], -1, queries // tail, tail, width)  # groups, heads of a group, variants, tail
+    k, v = (t.unflatten(2, (-1, tail)).unsqueeze(2) for t in (key, value))
+    before = (q.flatten(2, 4) @ prefix.keys.mT).unflatten(2, q.shape[2:5])
+    own = (q * k).sum(dim=-1, keepdim=True) if tail == 1 else q @ k.mT
+    scores = torch.cat([before, own], dim=-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if prefix.hidden is not None:
+        scores = scores + prefix.hidden
+    if s_aux is not None:
+        sinks = s_aux.to(scores.dtype).reshape(1, key.shape[1], -1, 1, 1, 1)
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    seen, within = weights[..., : prefix.keys.shape[2] + tail].split([prefix.keys.shape[2], tail], dim=-1)
+    out = (seen.flatten(2, 4) @ prefix.values).unflatten(2, q.shape[2:5])
+    out = out + (within * v if tail == 1 else within @ v)
+    return out.reshape(pairs, heads, queries, -1).transpose(1, 2), None
+
+
+def register_attention() -> None:
+    """Tell transformers about `branch_attention`."""
+    transformers_library()
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if ATTENTION not in ALL_ATTENTION_FUNCTIONS:
+        type(ALL_ATTENTION_FUNCTIONS).register(ATTENTION, branch_attention)
+
+
+class PrefixCache:
+    """Keys, values, masks and call arguments of the prompts that will be resumed.
+
+    Prompts end at the same column; a slot's page of a layer is [groups, tokens, key width + value width]. Pages beyond
+    `limit` bytes in all are kept in a file.
+    """
+
+    def __init__(
+        self,
+        bases: Int[Tensor, " slots"],
+        lengths: Int[Tensor, " rows"],
+        layers: int,
+        limit: int,
+        tail: int,
+        entries: Collection[int],
+    ) -> None:
+        self.slots = torch.full_like(lengths, -1)
+        """Each recorded row's slot, -1 for rows that keep none."""
+        self.slots[bases] = torch.arange(len(bases))
+        self.lengths = lengths[bases]
+        self.layers = layers
+        self.tail = tail
+        """Tokens at the end of a prompt that may be run again."""
+        self.residuals: dict[int, Float[Tensor, "slots tail d"]] = dict.fromkeys(entries, torch.empty(0))
+        """The tail's residual before those blocks (or after the last) at which a resumed pass may enter."""
+        self.width = int(lengths.max()) if len(bases) else 0  # a longer source may run beside the bases
+        self._limit = limit
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._pages: dict[int, _Pages] = {}
+        self._visible: dict[int, Bool[Tensor, "slots tail tokens"]] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._tokenwise: dict[tuple[Any, ...], Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(page.bytes for page in self._pages.values())
+
+    @property
+    def spilled(self) -> bool:
+        """Whether keys and values are in files."""
+        return self._folder is not None
+
+    # -- recording ----------------------------------------------------------------------------------------
+
+    def batch(self, rows: Int[Tensor, " batch"], real: Bool[Tensor, "batch tokens"]) -> PrefixBatch | None:
+        """Start to keep what a forward pass over these rows shows; None where none of them is a base."""
+        inside = (self.slots[rows] >= 0).nonzero().squeeze(1)
+        return PrefixBatch(self, self.slots[rows][inside], inside, real) if len(inside) else None
+
+    def blank(self, shape: torch.Size, like: Tensor, key_width: int) -> _Pages:
+        """A layer's pages, still empty: in a file where all layers together exceed the limit, or memory runs out."""
+        if not self.spilled and self.layers * shape.numel() * like.element_size() <= self._limit:
+            try:
+                return _Pages(shape, like, None, key_width)
+            except Exception as e:
+                if not is_out_of_memory(e):
+                    raise
+            clear()
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
+        return _Pages(shape, like, Path(self._folder.name), key_width)
+
+    def finish(self) -> None:
+        """Let layers that saw the same masks and positions share them."""
+        for kept in (self._visible, self._tokenwise):
+            distinct: list[Tensor] = []
+            for key, tensor in kept.items():
+                same = next((d for d in distinct if d.device == tensor.device and torch.equal(d, tensor)), None)
+                if same is None:
+                    distinct.append(tensor)
+                else:
+                    kept[key] = same  # type: ignore[index]
+
+    # -- resuming -----------------------------------------------------------------------------------------
+
+    @property
+    def pair_bytes(self) -> int:
+        """Bytes that one pair's keys and values of one layer take while that layer runs."""
+        return max((page.bytes // len(self) for page in self._pages.values()), default=1)
+
+    def view(self, slots: Int[Tensor, " pairs"], tail: int) -> PrefixView:
+        """What some pairs' resumed tokens, the last `tail` of each prompt, need."""
+        return PrefixView(self, slots, tail, int(self.lengths[slots].max()) - tail)
+
+
+class PrefixBatch:
+    """The bases among the rows of one forward pass, while it runs."""
+
+    def __init__(self, cache: PrefixCache, slots: Tensor, inside: Tensor, real: Bool[Tensor, "batch tokens"]) -> None:
+        self.cache, self.slots, self.real = cache, slots, real
+        self.inside = slice(None) if len(inside) == len(real) else inside
+        self.padded = not bool(real.all())
+        self._seen: tuple[Any, Tensor] | None = None
+
+    def keys(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values for all tokens but the last."""
+        cache, keys, values = self.cache, keys[self.inside, :, :-1], values[self.inside, :, :-1]
+        if self.padded:
+            # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
+            padding = ~self.real[self.inside, None, :-1, None].to(keys.device)
+            keys, values = keys.masked_fill(padding, 0), values.masked_fill(padding, 0)
+        page = torch.cat([keys, values], dim=-1)
+        shape = torch.Size((len(cache), page.shape[1], cache.width - 1, page.shape[3]))
+        if layer not in cache._pages:
+            cache._pages[layer] = cache.blank(shape, page, keys.shape[-1])
+        cache._pages[layer].write(self.slots, page)
+
+    def residual(self, entry: int, h: Float[Tensor, "batch tokens d"]) -> None:
+        """Keep the tail's residual before a block, where it is wanted."""
+        kept = self.cache.residuals
+        if entry in kept:
+            if not len(kept[entry]):
+                kept[entry] = h.new_zeros(len(self.cache), self.cache.tail, h.shape[2])
+            tail = min(self.cache.tail, h.shape[1])
+            kept[entry][self.slots, -tail:] = h[self.inside, -tail:]
+
+    def call(self, layer: int, arguments: Mapping[str, Any]) -> None:
+        """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
+        cache, n = self.cache, self.real.shape[1]
+        tail = min(cache.tail, n)
+        visible = self._visible(layer, arguments.get("attention_mask"))
+        if layer not in cache._visible:
+            kept = torch.zeros(len(cache), cache.tail, cache.width, dtype=torch.bool, device=visible.device)
+            cache._visible[layer] = kept
+        cache._visible[layer][self.slots, -tail:, cache.width - n :] = visible[self.inside, -tail:]
+        cache._calls.setdefault(layer, {name: self._split((layer, name), v) for name, v in arguments.items()})
+
+    def _visible(self, layer: int, mask: Any) -> Bool[Tensor, "batch tokens tokens"]:
+        """Which tokens each token sees, from the mask the model made for this block."""
+        if self._seen is not None and self._seen[0] is mask:
+            return self._seen[1]
+        n, real = self.real.shape[1], self.real
+        earlier = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
+        if mask is None:
+            visible = earlier & real[:, None]
+        elif isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[1] == 1:
+            seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+            visible = seen[:, 0].expand(len(real), n, n).to(real.device)
+        else:
+            found = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise PlotError(
+                f"Block {layer} is called with an attention mask {found}; resuming needs [rows, 1, tokens, tokens]."
+            )
+        if bool((visible & ~earlier & real[:, :, None]).any()):
+            raise PlotError(f"In block {layer} tokens see later ones: a resumed prompt would not notice its own edit.")
+        self._seen = mask, visible
+        return visible
+
+    def _split(self, path: tuple[Any, ...], value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._split((*path, k), v) for k, v in enumerate(value))
+        if isinstance(value, dict):
+            return {k: self._split((*path, k), v) for k, v in value.items()}
+        if path[1] == "attention_mask" or hasattr(value, "get_seq_length"):  # ours come in their place
+            return None
+        rows, tokens = self.real.shape
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != tokens:
+            return value
+        cache, tail = self.cache, min(self.cache.tail, tokens)
+        if path not in cache._tokenwise:
+            cache._tokenwise[path] = value.new_zeros(len(cache), cache.tail, *value.shape[2:])
+        cache._tokenwise[path][self.slots, -tail:] = value.expand(rows, *value.shape[1:])[self.inside, -tail:]
+        return _Token(path)
+
+
+@dataclass(frozen=True)
+class _Token:
+    """Stands for a value that belongs to tokens."""
+
+    path: tuple[Any, ...]
+
+
+class PrefixView:
+    """The cache as some pairs' resumed tokens see it."""
+
+    def __init__(self, cache: PrefixCache, slots: Tensor, tail: int, before: int) -> None:
+        self.cache, self.slots, self.tail = cache, slots, tail
+        end = cache.width - tail
+        self.columns = slice(end - before, end)
+        self._made: dict[Any, Any] = {}
+
+    def residual(self, entry: int) -> Float[Tensor, "pairs tail d"]:
+        """The tail's clean residual before a block (or after the last)."""
+        kept = self.cache.residuals[entry]
+        return kept[self.slots.to(kept.device), -self.tail :]
+
+    def device(self, layer: int) -> torch.device:
+        """Where a layer works."""
+        return self.cache._pages[layer].device
+
+    def call(self, layer: int, variants: int) -> dict[str, Any]:
+        """What to call a block with besides the hidden states."""
+
+        def put(value: Any) -> Any:
+            if isinstance(value, _Token):
+                return self._tokens(value, variants)
+            if isinstance(value, (tuple, list)):
+                return type(value)(put(v) for v in value)
+            return {k: put(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+        return {**put(self.cache._calls[layer]), "attention_mask": self._prefix(layer)}
+
+    def _tokens(self, token: _Token, variants: int) -> Float[Tensor, "pairs queries ..."]:
+        kept = self.cache._tokenwise[token.path]
+        if (id(kept), variants) not in self._made:
+            rows = kept[self.slots.to(kept.device), -self.tail :]
+            self._made[id(kept), variants] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
+        return self._made[id(kept), variants]
+
+    def _prefix(self, layer: int) -> Prefix:
+        keys, values = self.cache._pages[layer].read(self.slots, self.columns)
+        return Prefix(keys, values, self._hidden(layer, keys), self.tail)
+
+    def _hidden(self, layer: int, like: Tensor) -> Tensor | None:
+        kept = self.cache._visible[layer]
+        if id(kept) not in self._made:
+            visible = kept[self.slots, -self.tail :, self.columns.start :]
+            # a short prompt's padding may be run along with longer tails: it sees itself, so that it stays a number
+            visible.diagonal(visible.shape[2] - self.tail, dim1=1, dim2=2).fill_(True)
+            hidden = torch.zeros(visible.shape, dtype=like.dtype, device=visible.device)
+            hidden = hidden.masked_fill(~visible, -torch.inf)[:, None, None, None]
+            self._made[id(kept)] = None if bool(visible.all()) else hidden
+        made = self._made[id(kept)]
+        return None if made is None else made.to(like.device)
+
+
+class _Pages:
+    """One layer's [slots, groups, tokens, width] numbers, in memory or, given a folder, in a file."""
+
+    def __init__(self, shape: tuple[int, ...], like: Tensor, folder: Path | None, key_width: int) -> None:
+        self.shape, self.dtype, self.device, self.key_width = shape, like.dtype, like.device, key_width
+        self._slot = torch.Size(shape[1:]).numel() * like.element_size()
+        self.bytes = shape[0] * self._slot
+        self._kept = like.new_zeros(shape if folder is None else 0)
+        self._file: int | None = None
+        if folder is not None:
+            self._file, _ = tempfile.mkstemp(dir=folder)
+            os.truncate(self._file, self.bytes)
+            weakref.finalize(self, os.close, self._file)
+
+    def write(self, slots: Tensor, page: Tensor) -> None:
+        """Keep a batch's pages; they end at the last column."""
+        start = self.shape[2] - page.shape[2]
+        if self._file is None:
+            self._kept[slots.to(page.device), :, start:] = page
+            return
+        whole = page.new_zeros(len(page), *self.shape[1:])
+        whole[:, :, start:] = page
+        for slot, row in zip(slots.tolist(), whole.cpu(), strict=True):
+            write_at(self._file, _raw(row), slot * self._slot)
+
+    def read(self, slots: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of some slots; those of slots in a row are not copied."""
+        if self._file is not None:
+            page = torch.empty(len(slots), *self.shape[1:], dtype=self.dtype)
+            for row, slot in zip(page, slots.tolist(), strict=True):
+                read_at(self._file, _raw(row), slot * self._slot)
+            page = page[:, :, columns].to(self.device)
+        elif torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
+            page = self._kept[int(slots[0]) : int(slots[0]) + len(slots), :, columns]
+        else:
+            page = self._kept[:, :, columns].index_select(0, slots.to(self.device))
+        return page[..., : self.key_width], page[..., self.key_width :]
+
+
+def _raw(row: Tensor) -> memoryview:
+    return row.flatten().view(torch.uint8).numpy().data
+
+
+def recording_cache(sink: Callable[[int, Tensor, Tensor], None]) -> Any:
+    """A cache for one forward pass from nothing: it hands keys and values to `sink` and keeps none."""
+    from transformers import DynamicCache
+
+    class Recorder(DynamicCache):
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            sink(layer_idx, key_states, value_states)
+            return key_states, value_states
+
+    return Recorder()

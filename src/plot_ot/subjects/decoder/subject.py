@@ -1,0 +1,389 @@
+"""A causal language model as a subject: an edit at a token runs the tokens from there through the blocks after it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from plot_ot.errors import PlotError
+from plot_ot.subjects.decoder.architecture import Decoder, refuse_answers
+from plot_ot.subjects.decoder.cache import PrefixCache, PrefixView, register_attention
+from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_some, spots
+from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
+from plot_ot.subjects.decoder.offload import ModelWeights
+from plot_ot.subjects.decoder.passes import SpotEdit, batches, in_parts, removed, resumed_pass, whole_pass
+from plot_ot.subjects.decoder.store import DecoderStore, Remembered, joined, ours
+from plot_ot.subjects.decoder.trial import check_resumed, refuse_unresumable
+from plot_ot.subjects.decoder.vectors import Spilled, Vectors
+from plot_ot.subjects.memory import give_back
+from plot_ot.subjects.protocol import Place, Rewrite, Share, Store, Subject, frozen
+
+Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
+"""Input rows to token ids and attention mask, padded on the left."""
+
+RECORDED_AT_ONCE = {"cpu": 1 << 10}
+"""Tokens of one recorded batch, on devices where more are not faster."""
+RESUMED_AT_ONCE = {"cpu": 1 << 9}
+"""Tokens that are resumed together, on devices where more are not faster."""
+
+WHOLE = Share()
+LEAST_AT_ONCE = 256
+"""Tokens that run together however little memory there is: with fewer, reading the weights is what takes time."""
+
+
+class DecoderSubject(Subject):
+    """A Hugging Face causal language model, by default looked at through the last token's residual after each block.
+
+    `encode` turns the bank's input rows into token ids and attention mask [rows, tokens], padded on the left.
+    `answers[j]` are the tokens that spell candidate answer j; output j is the largest of their logits. With `rest` one
+    more output is the largest logit of all other tokens, so that the argmax tells whether the model's own next token is
+    an answer at all.
+
+    `layers` restricts the places to some blocks. `kinds` are `block_output`, and inside a block `attention_output`,
+    `mlp_output` and `head_output` (before the output projection). `positions` names more tokens than the last, by
+    functions of the input rows that give an index from the end (-1 is the last token); their places end in `@name`.
+    With `tokens`, the length of every prompt, there are also places at all tokens together, `...@all`: the tokens'
+    vectors one after the other, `tokens` times as wide as one.
+
+    `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
+    not fit, and recorded vectors that would take more than a quarter of it, go to temporary files.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        encode: Encode,
+        answers: Sequence[Sequence[int]],
+        *,
+        layers: Sequence[int] | None = None,
+        kinds: Sequence[str] = ("block_output",),
+        positions: Positions | None = None,
+        tokens: int | None = None,
+        rest: bool = False,
+        memory: int = 4 << 30,
+    ) -> None:
+        if memory < 1:
+            raise PlotError(f"`memory` is in bytes, above zero; found {memory}. Leave it out for 4 GiB.")
+        register_attention()
+        self.decoder = Decoder.of(model)
+        self.encode = encode
+        self.memory = memory
+        self.reading = "rest" if rest else "answers"
+        self.positions = dict(positions or {})
+        self.tokens = tokens
+        self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
+        self.places = tuple(spot.place for spot in self._spots.values())
+        self.answers = tuple(tuple(int(t) for t in group) for group in answers)
+        refuse_answers(self.answers, self.decoder.vocabulary)
+        self._parameters = list(self.decoder.model.parameters())
+        self._identity: tuple[tuple[int, ...], str] | None = None
+        self._checked = False
+        self._remembered = Remembered()
+        self._remembered_state: tuple[int, ...] = ()
+        self._at_once = max(LEAST_AT_ONCE, memory // 4 // self._token_bytes())
+        refuse_unresumable(self)
+
+    def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
+        """The same subject with another read-out: the answers, the answers and the `rest`, or the whole vocabulary.
+
+        It understands the stores that this one recorded, and what one learns about memory the other knows.
+        """
+        if rest and vocabulary:
+            raise PlotError("Watch the rest or the whole vocabulary, not both.")
+        other = copy.copy(self)
+        other.room = self.room
+        other.reading = "vocabulary" if vocabulary else "rest" if rest else "answers"
+        return other
+
+    # -- Subject -----------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Parameters and persistent buffers; what is tied appears once."""
+        return ModelWeights(self.decoder.model)
+
+    def structure(self) -> str:
+        return json.dumps(self.decoder.facts, default=str)
+
+    def identity(self) -> str:
+        state = self._state()
+        if self._identity is None or self._identity[0] != state:  # hash again only what has changed
+            self._identity = state, super().identity()
+        return self._identity[1]
+
+    def _state(self) -> tuple[int, ...]:
+        """Changes with the weights."""
+        return tuple(x for p in self._parameters for x in (p.data_ptr(), p._version))
+
+    @property
+    def response_bytes(self) -> int:
+        # the edited activation and what makes it, the residual on its way, the outputs
+        columns = self.decoder.vocabulary if self.reading == "vocabulary" else len(self.answers) + 1
+        return 4 * (6 * self.decoder.width * (self.tokens or 1) + 2 * columns)
+
+    @property
+    def responses_per_batch(self) -> int:
+        return max(1, min(1 << 14, self.memory // 4 // self.response_bytes))
+
+    def cache_bytes(self, rows: int, tokens: int) -> int:
+        """Bytes of keys and values of so many base prompts of so many tokens."""
+        config = self.decoder.trunk.config.get_text_config()  # type: ignore[union-attr, operator]
+        groups = getattr(config, "num_key_value_heads", None) or self.decoder.heads
+        width = getattr(config, "head_dim", None) or self.decoder.width // self.decoder.heads
+        size = torch.empty((), dtype=self.decoder.dtype).element_size()
+        return int(rows * (tokens - 1) * len(self.decoder.blocks) * groups * 2 * width * size)
+
+    def outputs_of(self, store: Store) -> Tensor:
+        store = ours(store)
+        if self.reading not in store.readings:
+            with torch.no_grad(), self._held():
+                final = store.final.split(min(1 << 10, self.responses_per_batch))
+                read = [piece for h in final for piece in self.room.pieces(self._read, h, "read-out")]
+                store.readings[self.reading] = torch.cat(read)
+        return store.readings[self.reading]
+
+    def record(
+        self,
+        inputs: Tensor,
+        bases: Int[Tensor, " bases"] | None = None,
+        *,
+        remember: bool = False,
+        share: Share = WHOLE,
+    ) -> DecoderStore:
+        """One pass per prompt; only `bases` (all by default) keep keys and values.
+
+        What is recorded with `remember`, as a task does that filters prompts by their answers, is not run again by the
+        recordings that follow, up to the first without `remember`. Inputs that are a `share` of those recorded together
+        keep to their part of the memory; who has recorded all of them says `forget`.
+        """
+        if self.device.type == "cpu":
+            give_back(self.memory)
+        bases = torch.arange(len(inputs)) if bases is None else bases.cpu()
+        if self._remembered_state != (state := self._state()):
+            self._remembered.forget()
+        known, row = self._remembered.lookup(inputs, bases)
+        new = (known < 0).nonzero().squeeze(1)
+        if len(new) == len(inputs):
+            store = self._record(inputs, bases, share)
+        else:
+            stores = list(self._remembered.stores)
+            if len(new):
+                known[new], row[new] = len(stores), torch.arange(len(new))
+                where = torch.full((len(inputs),), -1)
+                where[new] = torch.arange(len(new))
+                some = where[bases][where[bases] >= 0]
+                stores.append(self._record(inputs[new.to(inputs.device)], some, share))
+            store = joined(inputs, stores, known, row)
+            store = replace(store, outputs=self.outputs_of(store))
+        if remember:
+            self._remembered.add(store)
+            self._remembered_state = state
+        elif share == WHOLE:
+            self.forget()
+        return store
+
+    def forget(self) -> None:
+        """Let go of what was recorded with `remember`."""
+        self._remembered.forget()
+
+    def _record(self, inputs: Tensor, bases: Int[Tensor, " bases"], share: Share) -> DecoderStore:
+        """One pass per prompt, in batches of similar length."""
+        ids, real = self._encoded(inputs)
+        lengths, device = real.sum(dim=1), self.device
+        back = counted_back(self.positions, inputs, lengths, self.tokens)
+        tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
+        entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
+        widths = {name: spot.place.width for name, spot in self._spots.items()}
+        vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
+        spilled = vectors > self.memory * share.inputs / 4
+        # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
+        beside = (last + (0 if spilled else vectors)) / share.inputs + self._remembered.bytes
+        limit = int(share.bases * (self.memory * 3 / 4 - beside))
+        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), limit, tail, entries)
+        kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
+        final = torch.empty(len(ids), self.decoder.width, device=device)
+        top = torch.empty(len(ids), dtype=torch.long, device=device)
+        stages: dict[tuple[int, str], list[Spot]] = {}
+        for spot in self._spots.values():
+            stages.setdefault(spot.stage, []).append(spot)
+
+        def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Rows, their last residuals and largest tokens; whatever a pass writes, a second one writes again."""
+            longest, here = int(lengths[rows].max()), rows.to(device)
+            tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
+
+            def keep(stage: tuple[int, str]) -> Callable[[Tensor], None]:
+                def look(whole: Tensor) -> None:
+                    for spot in stages[stage]:
+                        kept.write(spot.place.name, here, spot.vectors(whole, back[spot.position][rows]))
+
+                return look
+
+            watched = {stage: keep(stage) for stage in stages}
+            h = whole_pass(self.decoder, tokens, mask, watched, cache.batch(rows, mask))
+            return here, h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
+
+        with torch.no_grad(), frozen(self.decoder.model):
+            for batch in batches(lengths, min(RECORDED_AT_ONCE.get(device.type, 1 << 14), self._at_once)):
+                for here, h, token in self.room.pieces(run, batch):
+                    final[here], top[here] = h, token
+        cache.finish()
+        part = torch.where(cache.slots < 0, -1, 0)
+        store = DecoderStore(inputs, kept, final, top, lengths, back, final, (cache,), part, cache.slots)
+        store = replace(store, outputs=self.outputs_of(store))
+        if len(cache) and not self._checked:
+            row = int(bases[cache.lengths.argmax()])
+            self.room.attempt(lambda: check_resumed(self, store, ids, real, row), 1, "input")
+            self._checked = True
+        return store
+
+    def resume(
+        self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
+    ) -> Tensor:
+        at_once = min(RESUMED_AT_ONCE.get(self.device.type, 1 << 13), self._at_once)
+        at_once *= 4 if later else 1  # a rewrite costs once per part
+        return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
+
+    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
+        return self.live(rewrites)
+
+    @contextlib.contextmanager
+    def live(
+        self,
+        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        *,
+        rows: int | None = None,
+        base: Tensor | None = None,
+        every_token: bool = False,
+    ) -> Iterator[None]:
+        """While open, the live model rewrites these places in the prompts it is called with; see `LivePrompt`.
+
+        `base` are the input rows of those prompts, for places at named positions. With `every_token` last-token
+        places are rewritten at each generated token, too. `rows`, the number of different prompts, allows each to come
+        in several copies next to each other, as `generate` makes them for beams and return sequences.
+        """
+        chosen = {name: self._spots[self.place(name).name] for name in rewrites}
+        prompt = LivePrompt(self._positions_of(base, list(chosen.values())), rows, self.tokens, every_token)
+        prompt.require(list(chosen.values()))
+        hooks = [self.decoder.trunk.register_forward_pre_hook(prompt.look, with_kwargs=True)]
+        hooks += [
+            self.decoder.hook(*spot.stage, prompt.rewriting(spot, rewrites[name])) for name, spot in chosen.items()
+        ]
+        with removed(hooks):
+            yield
+
+    def _positions_of(self, base: Tensor | None, wanted: Sequence[Spot]) -> dict[str, Tensor] | None:
+        """How far from the end the named positions of some prompts are, and under LENGTHS how long those are."""
+        if base is None:
+            return None
+        lengths = self._encoded(base)[1].sum(dim=1)
+        named = {spot.position for spot in wanted}
+        positions = {name: where for name, where in self.positions.items() if name in named}
+        return {**counted_back(positions, base, lengths, None), LENGTHS: lengths}
+
+    # -- parts -------------------------------------------------------------------------------------------
+
+    def _resume(
+        self,
+        store: DecoderStore,
+        rows: Int[Tensor, " pairs"],
+        start: Spot,
+        activation: Float[Tensor, "variants pairs d"],
+        later: Mapping[str, Rewrite],
+        at_once: int,
+    ) -> Float[Tensor, "variants pairs c"]:
+        """Resume with at most so many tokens at a time."""
+        variants, pairs, _ = activation.shape
+        spots_of = {name: self._spots[self.place(name).name] for name in later}
+        back = {spot.position: store.back[spot.position][rows] for spot in (start, *spots_of.values())}
+        tails = torch.stack(list(back.values())).amax(dim=0)
+        graph = int(tails.sum()) * variants * self._graph_bytes(start.enters)
+        heavy = activation.requires_grad and graph > self.memory // 2
+        store.require_bases(rows)
+        done, order = [], []
+        for cache, some, slices in self._parts(store, rows, tails, variants, at_once):
+            view = cache.view(store.slot[rows[some]], int(tails[some].max()))
+
+            def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
+                part = v, some.to(a.device)
+                edits = [SpotEdit(start, back[start.position][some], lambda _: a)]
+                for name, spot in spots_of.items():
+                    rewrite = for_some(later[name], variants, pairs, part)
+                    edits.append(SpotEdit(spot, back[spot.position][some], rewrite))
+                with self._held():
+                    h = resumed_pass(self.decoder, view, start, a, edits)
+                    return self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2]).transpose(0, 1).to(self.device)
+
+            given = [(activation[v, some.to(activation.device)], v) for v in slices]
+            if heavy:  # a graph that would not fit is thrown away and computed again on the way back
+                across = [checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) for a, v in given]
+            else:
+                across = [run(a, v) for a, v in given]
+            done.append(torch.cat(across))
+            order.append(some)
+        outputs, index = torch.cat(done, dim=1), torch.cat(order)
+        return outputs if torch.equal(index, torch.arange(pairs)) else outputs[:, index.argsort().to(outputs.device)]
+
+    def _parts(
+        self, store: DecoderStore, rows: Tensor, tails: Tensor, variants: int, at_once: int
+    ) -> Iterator[tuple[PrefixCache, Int[Tensor, " some"], list[slice]]]:
+        """The work cut into parts, each over one cache."""
+        for part in store.part[rows].unique().tolist():
+            cache, here = store.caches[part], (store.part[rows] == part).nonzero().squeeze(1)
+            pairs_at_once = max(1, self.memory // 8 // cache.pair_bytes)
+            for some, slices in in_parts(tails[here], variants, at_once, pairs_at_once):
+                yield cache, here[some], slices
+
+    def _encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+        ids, mask = (t.cpu() for t in self.encode(inputs))
+        if ids.ndim != 2 or ids.shape != mask.shape or len(ids) != len(inputs):
+            raise PlotError(
+                f"`encode` must give token ids and attention mask [rows, tokens] for {len(inputs)} rows; found "
+                f"{tuple(ids.shape)} and {tuple(mask.shape)}."
+            )
+        real = mask.bool()
+        if not bool(real[:, -1].all()) or bool((real[:, :-1] & ~real[:, 1:]).any()):
+            raise PlotError("Prompts must be padded on the left, so that all end in the last column.")
+        if bool((ids < 0).any()) or bool((ids >= self.decoder.vocabulary).any()):
+            raise PlotError(f"Token ids must lie in 0..{self.decoder.vocabulary - 1}; found up to {int(ids.max())}.")
+        return ids, real
+
+    def _token_bytes(self) -> int:
+        """About what a token on its way through a block holds: residuals, and the widest vectors."""
+        widest = max((max(p.shape) for p in self.decoder.blocks[0].parameters() if p.ndim == 2), default=0)
+        return (8 * self.decoder.width + 3 * widest) * self.decoder.dtype.itemsize
+
+    def _graph_bytes(self, entry: int) -> int:
+        """About what a token's way from a block on keeps for the backward pass."""
+        blocks = self.decoder.blocks[entry:]
+        return 5 * sum(sum(p.shape) for block in blocks for p in block.parameters() if p.ndim == 2)
+
+    def _read(self, h: Float[Tensor, "rows d"]) -> Float[Tensor, "rows c"]:
+        """The outputs from the last token's residual after the last block."""
+        h = h.to(self.decoder.dtype)
+        if self.reading == "vocabulary":
+            return self.decoder.logits(h)
+        tokens = torch.tensor([t for group in self.answers for t in group], device=h.device)
+        logits = self.decoder.logits(h, tokens)
+        columns = [g.amax(dim=1, keepdim=True) for g in logits.split([len(g) for g in self.answers], dim=1)]
+        if self.reading == "rest":
+            columns.append(self.decoder.largest(h, without=tokens)[0].unsqueeze(1))
+        return torch.cat(columns, dim=1)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Evaluation mode and frozen weights, at no cost where they are so already."""
+        loose = torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters)
+        with frozen(self.decoder.model) if loose or self.decoder.model.training else contextlib.nullcontext():
+            yield

@@ -1,0 +1,304 @@
+"""What the engine asks of a network: places in forward order, a recording, and a way to resume at an edit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from plot_ot.abstract.banks import Bank, first_of_each, row_codes
+from plot_ot.errors import PlotError, unknown
+from plot_ot.subjects.memory import Room
+
+Rewrite = Callable[[Float[Tensor, "variants pairs d"]], Float[Tensor, "variants pairs d"]]
+"""What happens to the current activation at a later place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A named activation vector; a subject lists its places in forward order."""
+
+    name: str
+    width: int
+    layer: int
+    position: int | None = None
+    """Index of the token or timestep, where the activation has one."""
+
+    @property
+    def token(self) -> str:
+        """The name of the token it is at: what follows the @ in its name, else its index, else the last token's."""
+        _, at, token = self.name.rpartition("@")
+        if at:
+            return token
+        return "last token" if self.position in (None, -1) else f"token {self.position}"
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a subject keeps of every distinct input after one pass."""
+
+    inputs: Tensor
+    activations: Mapping[str, Float[Tensor, "inputs d"]]
+    outputs: Float[Tensor, "inputs ..."]
+
+
+class Share(NamedTuple):
+    """Which part some inputs are of all that are recorded for one purpose, and their bases of all bases."""
+
+    inputs: float = 1.0
+    bases: float = 1.0
+
+
+class Subject(ABC):
+    """A network 𝔑 that can be recorded once and resumed at an edited activation."""
+
+    places: tuple[Place, ...]
+
+    def place(self, name: str) -> Place:
+        """The place of that name."""
+        for place in self.places:
+            if place.name == name:
+                return place
+        unknown("place", name, [p.name for p in self.places])
+
+    def require(self, place: Place) -> None:
+        """Refuse a place that is not one of this subject's: another width or position is another vector."""
+        own = self.place(place.name)
+        if (own.width, own.position) != (place.width, place.position):
+            raise PlotError(
+                f"Place {place.name} has width {own.width} and position {own.position} in this subject, not "
+                f"width {place.width} and position {place.position}."
+            )
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the network's weights are."""
+
+    @abstractmethod
+    def record(self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None) -> Store:
+        """Run every input once; keep the outputs and the activation at every place.
+
+        Only the rows `bases` (all by default) will be resumed, mostly in this order: a subject may keep less of others.
+        """
+
+    def outputs_of(self, store: Store) -> Float[Tensor, "inputs ..."]:
+        """The recorded outputs, read out as this subject reads out what it resumes."""
+        return store.outputs
+
+    @abstractmethod
+    def resume(
+        self,
+        store: Store,
+        rows: Int[Tensor, " pairs"],
+        start: Place,
+        activation: Float[Tensor, "variants pairs d"],
+        later: Mapping[str, Rewrite],
+    ) -> Float[Tensor, "variants pairs ..."]:
+        """Outputs of base inputs `rows` when the activation at `start` is replaced, one result per variant and pair,
+        and each later place named in `later` is rewritten as the pass reaches it."""
+
+    @abstractmethod
+    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
+        """While open, the live network's own forward pass rewrites the activations [rows, d] at these places."""
+
+    def live(
+        self,
+        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        *,
+        rows: int | None = None,
+        base: Tensor | None = None,
+        every_token: bool = False,
+    ) -> contextlib.AbstractContextManager[None]:
+        """`intervene` as handles use it: `rows` inputs, each with its own source, which are the input rows `base`.
+
+        Both matter only to subjects whose places are elsewhere in every input, `every_token` to those that generate.
+        """
+        if every_token:
+            raise PlotError(f"`every_token` is for models that generate text; {type(self).__name__} does not.")
+        return self.intervene(rewrites)
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, Tensor]:
+        """The tensors that make this network what it is."""
+
+    memory: int = 512 << 20
+    """Bytes that the activations of one resumed batch may take."""
+    cache: int | None = None
+    """Bytes of fast memory a batch on the CPU should fit in; None where that does not matter."""
+
+    @property
+    def response_bytes(self) -> int:
+        """Bytes of activations that one resumed response keeps alive: two of the widest place, in float32."""
+        return 2 * 4 * max(p.width for p in self.places)
+
+    @property
+    def responses_per_batch(self) -> int:
+        """How many (variant, pair) responses one resumed batch holds within the budget."""
+        budget = min(self.memory, self.cache) if self.cache and self.device.type == "cpu" else self.memory
+        return max(1, budget // self.response_bytes)
+
+    @cached_property
+    def room(self) -> Room:
+        """What running out of memory has shown about this subject; a copy of it shares it."""
+        return Room()
+
+    def record_in_chunks(self, inputs: Tensor, run: Callable[[Tensor], Store]) -> Store:
+        """`run` over all inputs, as many at a time as one batch holds, or fewer where these do not fit into memory."""
+        chunks = inputs.split(self.responses_per_batch)
+        pieces = [piece for chunk in chunks for piece in self.room.pieces(run, chunk)]
+        activations = {p.name: torch.cat([piece.activations[p.name] for piece in pieces]) for p in self.places}
+        return Store(inputs, activations, torch.cat([piece.outputs for piece in pieces]))
+
+    def structure(self) -> str:
+        """What else makes this network what it is: networks of the same weights may compute different things."""
+        return ""
+
+    def identity(self) -> str:
+        """A digest of structure and weights: a handle belongs to one network."""
+        digest = hashlib.sha256(self.structure().encode())
+        weights = self.weights()
+        for name in sorted(weights):
+            tensor = weights[name]
+            digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """T base/source pairs over a subject's store: clean activations of both sides at every place."""
+
+    subject: Subject
+    store: Store
+    base_rows: Int[Tensor, " pairs"]
+    source_rows: Int[Tensor, " pairs"]
+
+    def __len__(self) -> int:
+        return len(self.base_rows)
+
+    def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
+        """Clean base activations."""
+        return self.store.activations[place.name][self.base_rows]
+
+    def source_at(self, place: Place) -> Float[Tensor, "pairs d"]:
+        """Clean source activations."""
+        return self.store.activations[place.name][self.source_rows]
+
+    @property
+    def base_outputs(self) -> Float[Tensor, "pairs ..."]:
+        """𝔑(x^b)."""
+        return self.subject.outputs_of(self.store)[self.base_rows]
+
+    @property
+    def source_outputs(self) -> Float[Tensor, "pairs ..."]:
+        """𝔑(x^s)."""
+        return self.subject.outputs_of(self.store)[self.source_rows]
+
+
+@dataclass(frozen=True)
+class BankRecording(Recording):
+    """The recording of a bank: the same pairs with their labels."""
+
+    bank: Bank
+
+    def select(self, pairs: Tensor, name: str | None = None) -> BankRecording:
+        """The recording of some of the pairs (mask or indices); nothing is run again."""
+        index = pairs.nonzero().squeeze(1) if pairs.dtype == torch.bool else pairs
+        rows = index.to(self.base_rows.device)
+        bank = self.bank.select(index, name)
+        return BankRecording(self.subject, self.store, self.base_rows[rows], self.source_rows[rows], bank)
+
+
+def record(subject: Subject, *banks: Bank) -> list[BankRecording]:
+    """Record several banks with one pass per distinct input over all of them."""
+    recordings = record_pairs(subject, *((bank.base, bank.source) for bank in banks))
+    return [
+        BankRecording(subject, r.store, r.base_rows, r.source_rows, bank)
+        for r, bank in zip(recordings, banks, strict=True)
+    ]
+
+
+def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Recording]:
+    """Record lists of (base, source) inputs with one pass per distinct input over all of them."""
+    for base, source in pairs:
+        if len(base) != len(source) or not len(base):
+            raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
+    distinct, rows = _distinct(torch.cat([x for pair in pairs for x in pair]))
+    is_base = torch.cat([torch.arange(2 * len(base)) < len(base) for base, _ in pairs])
+    in_order = list(dict.fromkeys(rows.cpu()[is_base].tolist()))  # each once, where it is first used
+    store = subject.record(distinct, torch.tensor(in_order))
+    _refuse_non_finite(store)
+    recordings, at = [], 0
+    rows = rows.to(subject.device)
+    for base, _ in pairs:
+        middle, end = at + len(base), at + 2 * len(base)
+        recordings.append(Recording(subject, store, rows[at:middle], rows[middle:end]))
+        at = end
+    return recordings
+
+
+def _distinct(rows: Tensor) -> tuple[Tensor, Int[Tensor, " rows"]]:
+    """The distinct rows in rising order, and where each row stands among them."""
+    code = row_codes(rows)
+    found = rows[first_of_each(code)]
+    order = torch.from_numpy(np.lexsort(found.flatten(1).T.flip(0).cpu().numpy()))
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    return found[order.to(rows.device)], rank.to(rows.device)[code]
+
+
+def _refuse_non_finite(store: Store) -> None:
+    for name, activation in chain(store.activations.items(), [("the output", store.outputs)]):  # one place at a time
+        bad = ~torch.isfinite(activation).flatten(1).all(dim=1)
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise PlotError(
+                f"The network gives NaN or infinity at {name} for input {store.inputs[row].tolist()} "
+                f"({int(bad.sum())} of {len(bad)} inputs). Check the weights and the input encoding."
+            )
+
+
+_apart = 0
+"""How many passes of our own we are inside of."""
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Passes of our own, clean of the edits that are open on the live network."""
+    global _apart
+    _apart += 1
+    try:
+        yield
+    finally:
+        _apart -= 1
+
+
+def here() -> Callable[[], bool]:
+    """Tells whether the network runs where the edit was opened, not in a pass `apart` from it."""
+    opened = _apart
+    return lambda: _apart == opened
+
+
+@contextlib.contextmanager
+def frozen(module: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients into the weights, put back as found afterwards."""
+    modes = {m: m.training for m in module.modules()}
+    wanted = {p: p.requires_grad for p in module.parameters()}
+    module.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        for m, training in modes.items():
+            m.training = training
+        for p, grad in wanted.items():
+            p.requires_grad_(grad)
