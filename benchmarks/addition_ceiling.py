@@ -100,7 +100,7 @@ def train_gains(
         pairs = torch.randint(len(problem.fit), (batch,), generator=generator)
         outputs = resume_edited(problem.fit, [EditBatch(place, Frame.identity(place.width), gains)], pairs, gathered)
         adam.zero_grad()
-        problem.look.loss(outputs, labels[pairs]).mean(dim=1).sum().backward()
+        problem.readout.loss(outputs, labels[pairs]).mean(dim=1).sum().backward()
         adam.step()
     return gains.detach()
 
@@ -119,12 +119,12 @@ class Net:
         calibration = self.problem.calibration
         weights = pair_weights(calibration, variable, self.problem.score)
         frame = Frame.identity(place.width)
-        return lambda g: scored(calibration, [EditBatch(place, frame, g)], variable, weights, self.problem.look)
+        return lambda g: scored(calibration, [EditBatch(place, frame, g)], variable, weights, self.problem.readout)
 
     def test(self, handle: Handle) -> dict[str, float]:
         """Sensitivity and invariance of a handle on the test banks."""
         return {
-            kind: float(correct(r, handle, self.problem.look).double().mean())
+            kind: float(correct(r, handle, self.problem.readout).double().mean())
             for (v, kind), r in self.tests.items()
             if v == handle.variable
         }
@@ -134,7 +134,7 @@ def prepare(task: BinaryAddition, seed: int, cache: Path) -> Net:
     p = task.prepare(seed, cache)
     s = p.splits
     fit, calibration, *tests = record(p.subject, s.fit, s.calibration, *s.test.values())
-    problem = Problem(p.subject, fit, calibration, s.fit.variables, p.look, seed, p.score)
+    problem = Problem(p.subject, fit, calibration, s.fit.variables, p.readout, seed, p.score)
     return Net(problem, dict(zip(s.test, tests, strict=True)))
 
 

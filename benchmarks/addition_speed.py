@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from baselines import Job, Pairs, Trained, warm_up
+from baselines import EncodedPairs, Job, Trained, warm_up
 from heq_speed import ROOT, THREADS, alternate, commit, machine, say, table
 from plot_ot.abstract.banks import Bank
 from plot_ot.edits import EditBatch, Frame
@@ -92,14 +92,14 @@ class Bench:
         """A fresh recording: nothing of an earlier run is used."""
         p, s = self.prepared, self.prepared.splits
         fit, calibration, *tests = record(p.subject, s.fit, s.calibration, *s.test.values())
-        problem = Problem(p.subject, fit, calibration, self.variables, p.look, p.seed, p.score)
+        problem = Problem(p.subject, fit, calibration, self.variables, p.readout, p.seed, p.score)
         return problem, dict(zip(s.test, tests, strict=True))
 
-    def pairs(self, bank: Bank) -> Pairs:
+    def pairs(self, bank: Bank) -> EncodedPairs:
         """The bank as plain tensors."""
         encode = self.prepared.subject.encode
         labels = {v: bank.labels[v].float() for v in self.variables}
-        return Pairs(encode(bank.base), encode(bank.source), bank.base_answer.float(), labels)
+        return EncodedPairs(encode(bank.base), encode(bank.source), bank.base_answer.float(), labels)
 
 
 # -- (1) transport --------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def run_method(bench: Bench, method: Method) -> tuple[tuple[State, dict[str, flo
 
 
 def _accuracy(recording: BankRecording, state: State, variable: str, problem: Problem) -> float:
-    return float(correct(recording, state.handles[variable], problem.look).double().mean())
+    return float(correct(recording, state.handles[variable], problem.readout).double().mean())
 
 
 def run_loop(bench: Bench, loop: StagedLoop) -> Callable[[], tuple[StagedRun, dict[str, float]]]:
@@ -201,7 +201,7 @@ def sweep_ours(problem: Problem, spec: DasSpec, sizes: Sequence[int]) -> tuple[l
     for n, place in enumerate(problem.subject.places):
         started = time.perf_counter()
         rotations += train_rotations(
-            problem.fit, place, problem.variables, sizes, problem.look, spec, problem.generator(n)
+            problem.fit, place, problem.variables, sizes, problem.readout, spec, problem.generator(n)
         )
         parts[place.name] = time.perf_counter() - started
     return rotations, parts
@@ -284,7 +284,7 @@ def measure_das(bench: Bench, plan: Plan) -> dict[str, Any]:
     return report
 
 
-def _one(train: Any, net: Unrolled, fit: Pairs, trainings: Mapping[Job, Training], job: Job) -> Trained:
+def _one(train: Any, net: Unrolled, fit: EncodedPairs, trainings: Mapping[Job, Training], job: Job) -> Trained:
     return train(net, fit, job, trainings[job])
 
 
@@ -294,7 +294,7 @@ def _score(problem: Problem, trained: Trained) -> float:
     frame = Frame.orthonormal(trained.directions)
     edits = [EditBatch(problem.subject.places[job.layer], frame, torch.ones(1, job.k))]
     weights = pair_weights(problem.calibration, job.variable, problem.score)
-    return float(scored(problem.calibration, edits, job.variable, weights, problem.look)[0])
+    return float(scored(problem.calibration, edits, job.variable, weights, problem.readout)[0])
 
 
 def _best(scores: Mapping[Job, float], shared: Sequence[Job], variables: Sequence[str]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _best(scores: Mapping[Job, float], shared: Sequence[Job], variables: Sequenc
 
 def measure_methods(bench: Bench, plan: Plan) -> dict[str, Any]:
     say("  all our methods")
-    methods = {n: m for n, m in bench.task.methods().items() if m.kind != "baseline"}
+    methods = {n: m for n, m in bench.task.methods().items() if m.kind.judged}
     found = alternate(plan.repeats, {n: lambda m=m: run_method(bench, m) for n, m in methods.items()})
     return {n: times | {"test": fmean(result[1].values())} for n, (result, times) in found.items()}
 

@@ -95,7 +95,7 @@ def scaling_rows(bits: Sequence[int], seeds: Sequence[int]) -> list[str]:
                 if name == "das" and n > MOST_BITS_OF_DAS:
                     continue
                 state, parts = task.methods()[name].run(study.problem)
-                right = [correct(r, state.handles[v], study.problem.look) for (v, _), r in study.tests.items()]
+                right = [correct(r, state.handles[v], study.problem.readout) for (v, _), r in study.tests.items()]
                 accuracy = fmean(float(x.double().mean()) for x in right)
                 found[name].append((accuracy, sum(parts.values()) + study.recording_seconds))
         for name, seen in found.items():

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import orthogonal
 
 
 @dataclass(frozen=True)
-class Pairs:
+class EncodedPairs:
     """A bank as plain tensors: encoded inputs, the base's answer, and the counterfactual label per variable."""
 
     base: Tensor
@@ -85,7 +85,9 @@ class PlotLoop:
     """Run every n-th handle of the grid only, for a stratified sample."""
 
     @torch.no_grad()
-    def run(self, fit: Pairs, calibration: Pairs, tests: Mapping[str, tuple[str, Pairs]]) -> LoopRun:
+    def run(
+        self, fit: EncodedPairs, calibration: EncodedPairs, tests: Mapping[str, tuple[str, EncodedPairs]]
+    ) -> LoopRun:
         done = LoopRun()
         clock = Laps(done.seconds)
         sources = {id(p): activations(self.net, p.source) for p in (fit, calibration, *(p for _, p in tests.values()))}
@@ -105,7 +107,7 @@ class PlotLoop:
         clock.lap("test")
         return done
 
-    def _cost(self, fit: Pairs, source: list[Tensor]) -> Tensor:
+    def _cost(self, fit: EncodedPairs, source: list[Tensor]) -> Tensor:
         """|u_i - v_j|² of stacked effects in softmax space."""
         clean = self.net(fit.base).softmax(dim=1)
         answer = F.one_hot(fit.answer, 2)
@@ -119,7 +121,7 @@ class PlotLoop:
         return torch.cdist(u.double(), torch.stack(effects).double()).square()
 
     def _calibrate(
-        self, pairs: Pairs, v: str, row: Tensor, order: Tensor, source: list[Tensor]
+        self, pairs: EncodedPairs, v: str, row: Tensor, order: Tensor, source: list[Tensor]
     ) -> tuple[Tensor, tuple[int, float], list[Tensor]]:
         """Every (K, λ) in turn; ties go to the smallest K, then the smallest λ."""
         surface = torch.full((len(self.sizes), len(self.strengths)), math.nan)
@@ -136,10 +138,10 @@ class PlotLoop:
         weights[top] = (self.strengths[s] * row[top] / row[top].sum()).float()
         return list(weights.split([x.shape[1] for x in source]))
 
-    def _accuracy(self, pairs: Pairs, v: str, gains: list[Tensor], source: list[Tensor]) -> float:
+    def _accuracy(self, pairs: EncodedPairs, v: str, gains: list[Tensor], source: list[Tensor]) -> float:
         return float((self._outputs(pairs, gains, source).argmax(dim=1) == pairs.labels[v]).double().mean())
 
-    def _outputs(self, pairs: Pairs, gains: list[Tensor], source: list[Tensor]) -> Tensor:
+    def _outputs(self, pairs: EncodedPairs, gains: list[Tensor], source: list[Tensor]) -> Tensor:
         if self.batch is None:
             return self._edited(pairs.base, gains, source)
         parts = zip(pairs.base.split(self.batch), pairs.source.split(self.batch), strict=True)
@@ -242,7 +244,7 @@ def until_stale(step: Step, pairs: int, rule: Rule) -> tuple[int, int]:
     return epoch, steps
 
 
-def das_with_hooks(net: nn.Sequential, fit: Pairs, job: Job, rule: Rule) -> Trained:
+def das_with_hooks(net: nn.Sequential, fit: EncodedPairs, job: Job, rule: Rule) -> Trained:
     """Plain PyTorch: frozen weights, cached source activations, `parametrizations.orthogonal`, one hook."""
     started = time.perf_counter()
     net.requires_grad_(False)
@@ -289,7 +291,7 @@ def pyvene_mlp(net: nn.Sequential) -> nn.Module:
 PYVENE_KINDS = ("rotated", "low-rank")
 
 
-def das_with_pyvene(model: nn.Module, fit: Pairs, job: Job, rule: Rule, kind: str = "rotated") -> Trained:
+def das_with_pyvene(model: nn.Module, fit: EncodedPairs, job: Job, rule: Rule, kind: str = "rotated") -> Trained:
     """pyvene as it comes: `RotatedSpaceIntervention` swapping the first k dimensions (the paper's 16 x 16 rotation),
     or `LowRankRotatedSpaceIntervention` of rank k, on its own MLP, with `use_fast`."""
     started = time.perf_counter()

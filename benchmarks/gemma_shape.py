@@ -31,7 +31,7 @@ from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.methods import Method
 from plot_ot.models.tiny import build_tokenizer
 from plot_ot.planner import hollow
-from plot_ot.signatures import readout, signatures
+from plot_ot.signatures import as_readout, signatures
 from plot_ot.sites import whole_places
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.coupling import Localize
@@ -112,11 +112,11 @@ def measure(subject: DecoderSubject, splits: Splits, floor: int) -> dict[str, An
         [fit], recording = timed(lambda: record(subject, splits.fit))
     store = fit.store
     assert isinstance(store, DecoderStore)
-    places, look, spec = subject.places, readout(PHI["stack"][0]), PHI["stack"][1]
+    places, readout, spec = subject.places, as_readout(PHI["stack"][0]), PHI["stack"][1]
     family = whole_places(fit, places)
     say("Stage A")
     with Peak(floor) as stage_peak:
-        found, stage_a = timed(lambda: signatures(fit, family, look, spec))
+        found, stage_a = timed(lambda: signatures(fit, family, readout, spec))
         couplings, transport = timed(lambda: couple(found, STAGE_A))
     resumed = 2 * len(fit) * sum(left(p, places) for p in places)  # every block's patch, and the unedited prompt beside
     deep = {}
@@ -135,7 +135,7 @@ def measure(subject: DecoderSubject, splits: Splits, floor: int) -> dict[str, An
         "stage_a": vars(stage_a) | {"block_tokens": resumed},
         "transport": vars(transport),
         "couplings": [
-            {"beta": c.beta, "shape": list(c.plan.shape), "converged": c.converged, "flags": list(c.flags)}
+            {"beta": c.beta, "shape": list(c.plan.shape), "converged": c.converged, "flags": [str(f) for f in c.flags]}
             for c in couplings
         ],
         "many_variants": {

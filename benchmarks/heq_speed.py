@@ -28,8 +28,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from baselines import (
+    EncodedPairs,
     Job,
-    Pairs,
     PlotLoop,
     Rule,
     Trained,
@@ -42,17 +42,18 @@ from baselines import (
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.handles import handle_from_edits
-from plot_ot.signatures import readout, signatures
+from plot_ot.signatures import as_readout, signatures
 from plot_ot.sites import neurons
-from plot_ot.stages.calibrate import Calibration, Candidate, Search, calibrate, correct, pair_weights, scored
+from plot_ot.stages.calibrate import Search, calibrate, correct, pair_weights, scored
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.problem import Calibration, Candidate
 from plot_ot.subjects import BankRecording, record
 from plot_ot.tasks.heq import LAYERS, VARIABLES, WIDTH, Backbone, draw_splits, load_backbone, train_backbone
 from plot_ot.transport import Transport, couple
 
 THREADS = 1
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 ROOT = Path(__file__).resolve().parents[1]
 SWEEP = LAYERS * WIDTH * len(VARIABLES)
 EQUAL = 0.002
@@ -96,11 +97,11 @@ class Task:
         s = self.splits
         return record(self.backbone.subject(), s.fit, s.calibration, *s.test.values())
 
-    def pairs(self, bank: Bank) -> Pairs:
+    def pairs(self, bank: Bank) -> EncodedPairs:
         """The bank as plain tensors for the outside baselines."""
         encode = self.backbone.encode
         labels = {v: bank.labels[v].long() for v in VARIABLES}
-        return Pairs(encode(bank.base), encode(bank.source), bank.base_answer.long(), labels)
+        return EncodedPairs(encode(bank.base), encode(bank.source), bank.base_answer.long(), labels)
 
 
 def say(text: str) -> None:
@@ -150,19 +151,19 @@ def plot_ours(task: Task, plan: Plan) -> tuple[PlotRun, dict[str, float]]:
     fit, calibration, *tests = task.recordings()
     laps.append(time.perf_counter())
     family = neurons(fit, fit.subject.places)
-    effects = signatures(fit, family, LOOK)
+    effects = signatures(fit, family, READOUT)
     laps.append(time.perf_counter())
     (coupling,) = couple(effects, Transport("eot", (4.0,)))
     laps.append(time.perf_counter())
 
     def grid() -> dict[str, Calibration]:
-        return {v: calibrate(calibration, [Candidate(family, coupling)], v, plan.search, LOOK) for v in VARIABLES}
+        return {v: calibrate(calibration, [Candidate(family, coupling)], v, plan.search, READOUT) for v in VARIABLES}
 
     found = grid()
     laps.append(time.perf_counter())
     accuracy = {}
     for (v, kind), recording in zip(task.splits.test, tests, strict=True):
-        accuracy[f"{v}/{kind}"] = float(correct(recording, found[v].handle, LOOK).double().mean())
+        accuracy[f"{v}/{kind}"] = float(correct(recording, found[v].handle, READOUT).double().mean())
     laps.append(time.perf_counter())
 
     def gemm() -> tuple[float, float]:
@@ -273,7 +274,7 @@ def das_ours(fit: BankRecording, spec: DasSpec, seed: int) -> tuple[list[Row], d
     generator = torch.Generator().manual_seed(seed)
     for layer, place in enumerate(fit.subject.places):
         started = time.perf_counter()
-        found = train_rotations(fit, place, VARIABLES, range(1, WIDTH + 1), LOOK, spec, generator)
+        found = train_rotations(fit, place, VARIABLES, range(1, WIDTH + 1), READOUT, spec, generator)
         parts[place.name] = time.perf_counter() - started
         rows += [Row(Job(layer, r.variable, r.dimension), r.frame, r.epochs) for r in found]
     return rows, parts
@@ -304,7 +305,7 @@ def accuracies(calibration: BankRecording, rows: Sequence[Row]) -> dict[Job, flo
     found = {}
     for row in rows:
         weights = pair_weights(calibration, row.job.variable, "paper")
-        found[row.job] = float(scored(calibration, _edits(calibration, row), row.job.variable, weights, LOOK))
+        found[row.job] = float(scored(calibration, _edits(calibration, row), row.job.variable, weights, READOUT))
     return found
 
 
@@ -323,7 +324,7 @@ def select_and_test(task: Task, recordings: Sequence[BankRecording], rows: Seque
         row = min(mine, key=lambda r: (-round(score[r.job], 9), r.job.k, r.job.layer))
         best[v] = handle_from_edits(v, _edits(calibration, row), 0, calibration.subject, {})
     return {
-        f"{v}/{kind}": float(correct(t, best[v], LOOK).double().mean())
+        f"{v}/{kind}": float(correct(t, best[v], READOUT).double().mean())
         for (v, kind), t in zip(task.splits.test, tests, strict=True)
     }
 
@@ -384,7 +385,7 @@ def _as_accurate(
     return {"ours, as accurate as pyvene": times}
 
 
-def _pyvene(model: torch.nn.Module, pairs: Pairs, rule: Rule, kind: str) -> Callable[[Job], Trained]:
+def _pyvene(model: torch.nn.Module, pairs: EncodedPairs, rule: Rule, kind: str) -> Callable[[Job], Trained]:
     return lambda job: das_with_pyvene(model, pairs, job, rule, kind)
 
 

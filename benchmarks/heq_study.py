@@ -11,6 +11,7 @@ from pathlib import Path
 from pages import accuracy_rows, copy_figures, markdown, paired_rows, place_rows, run_study, verdict_rows, which_seeds
 from plot_ot.files.run_directory import Json, RunDirectory
 from plot_ot.report.tables import mean_sd
+from plot_ot.transport import Degeneracy
 
 SAMPLERS = ("balanced", "uniform")
 TRANSPORT = ("plot", "plot-joint", "plot-layered")
@@ -21,7 +22,7 @@ def sweep_rows(results: Json) -> list[str]:
     rows = []
     for epsilon in dict.fromkeys(s["value"] for s in results["sweeps"]):
         here = [s for s in results["sweeps"] if s["value"] == epsilon]
-        tied = sum(any(f.startswith("saturated") for f in s["flags"]) for s in here)
+        tied = sum(any(f["kind"] == Degeneracy.SATURATED for f in s["flags"]) for s in here)
         accuracy, calibration = (mean_sd([s[k] for s in here], 4) for k in ("accuracy", "calibration"))
         rows.append([f"{epsilon:g}", accuracy, calibration, f"{tied} of {len(here)}"])
     return markdown(["ε", "accuracy", "calibration", "saturated couplings"], rows)

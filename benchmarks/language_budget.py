@@ -147,7 +147,7 @@ class Bench:
         s, subject, spent = prepared.splits, prepared.subject, Spent()
         fit, calibration, *tests = record(subject, s.fit, s.calibration, *s.test.values())
         spent.watch(subject)
-        problem = Problem(subject, fit, calibration, s.fit.variables, prepared.look, seed, prepared.score)
+        problem = Problem(subject, fit, calibration, s.fit.variables, prepared.readout, seed, prepared.score)
         return cls(task, problem, dict(zip(s.test, tests, strict=True)), spent)
 
     def ranked(self, stages: Sequence[Stage], pairs: int, generator: torch.Generator) -> tuple[State, dict[str, Any]]:
@@ -183,7 +183,7 @@ class Bench:
     def tested(self, state: State) -> dict[str, Any]:
         """Accuracy on every test bank, and where the pointer was put."""
         right = {
-            f"{v}/{kind}": float(correct(r, state.handles[v], self.problem.look).double().mean())
+            f"{v}/{kind}": float(correct(r, state.handles[v], self.problem.readout).double().mean())
             for (v, kind), r in self.tests.items()
         }
         return {

@@ -89,14 +89,14 @@ class Bench:
         p, s = self.prepared, self.prepared.splits
         subject = self.task.subject
         fit, calibration, *tests = record(subject, s.fit, s.calibration, *s.test.values())
-        problem = Problem(subject, fit, calibration, s.fit.variables, p.look, p.seed, p.score)
+        problem = Problem(subject, fit, calibration, s.fit.variables, p.readout, p.seed, p.score)
         return problem, dict(zip(s.test, tests, strict=True))
 
     def run(self, method: Method, problem: Problem, tests: Mapping[tuple[str, str], BankRecording]) -> dict[str, Any]:
         """A method on what was recorded, as `Study.run` counts it: its parts and the test."""
         state, parts = method.run(problem)
         started = time.perf_counter()
-        right = {key: correct(r, state.handles[key[0]], problem.look) for key, r in tests.items()}
+        right = {key: correct(r, state.handles[key[0]], problem.readout) for key, r in tests.items()}
         parts["test"] = time.perf_counter() - started
         handles = {v: {"place": h.places[0], "size": h.size} for v, h in state.handles.items()}
         return {"parts": parts, "test": fmean(float(x.double().mean()) for x in right.values()), "handles": handles}
@@ -202,7 +202,7 @@ def measure_das(bench: Bench, optimiser: str, share: float, pairs: int, epochs: 
 
     def ours(layer: int, some: Sequence[int]) -> Seconds:
         place, generator = task.subject.places[layer], torch.Generator().manual_seed(seed)
-        return timed(lambda: train_rotations(fit, place, variables, some, task.look, spec, generator))[1]
+        return timed(lambda: train_rotations(fit, place, variables, some, task.readout, spec, generator))[1]
 
     ours(len(decoder.blocks) - 1, sizes[:1])  # warm up
     say(f"  DAS, {optimiser}: ours, {len(jobs)} of {sweep} rotations")
@@ -257,7 +257,7 @@ def full_das(bench: Bench, problem: Problem, every: int, epochs: int, unit: Seco
     for n in range((len(places) - 1) % every, len(places), every):
         say(f"  full DAS at {places[n].name}, {epochs} epochs")
         spec = replace(stage.spec, least=epochs, most=epochs)
-        arguments = (problem.variables, stage.dimensions, problem.look, spec, problem.generator(n))
+        arguments = (problem.variables, stage.dimensions, problem.readout, spec, problem.generator(n))
         measured[n] = timed(partial(train_rotations, problem.fit, places[n], *arguments))[1]
     scale = stage.spec.most / epochs
     total = [

@@ -33,7 +33,7 @@ from plot_ot.methods import Method, layered, progressive
 from plot_ot.models.named import default_cache
 from plot_ot.models.tiny import build_tokenizer
 from plot_ot.planner import MACHINES, PRESETS, Bill, Scene, Shape, measure, plan
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.studies.study import Prepared, Study
 from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject, decoder
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice
@@ -147,7 +147,7 @@ def llama(sizes: Sizes, memory: int, settings: Mapping[str, Any]) -> tuple[Langu
     task = MultipleChoice("tiny", sizes=sizes, memory=memory)
     subject = DecoderSubject(model, data.encoder(tokenizer, bos=None), data.answer_tokens(tokenizer), memory=memory)
     banks = task.draw(1000, everything)
-    prepared = Prepared("mcqa", "llama", 1000, subject, banks.splits, task.look)
+    prepared = Prepared("mcqa", "llama", 1000, subject, banks.splits, task.readout)
     scene = language_scene(task, Shape.of_subject(subject, 26), 1000)
     return task, prepared, scene
 
@@ -238,7 +238,7 @@ def own_network() -> list[dict[str, Any]]:
     )
     subject = SequentialSubject(net, ["2", "4"], outline.splits.fit.base[:1])
     scene = Scene.of_subject(subject, outline.splits, outline.outputs)
-    prepared = Prepared("localize", "layers", 1000, subject, outline.splits, readout("softmax"))
+    prepared = Prepared("localize", "layers", 1000, subject, outline.splits, as_readout("softmax"))
     chosen = [progressive(subject.places, len(scene.fit.bank.variables)), layered()]
     return checked("own layers, untrained", prepared, scene, chosen)
 

@@ -35,6 +35,7 @@ from heq_speed import ROOT, commit, machine
 from pages import markdown
 from plot_ot.engine import InProcess
 from plot_ot.engine.ray_engine import RayEngine
+from plot_ot.methods import MethodKind
 from plot_ot.models.named import default_cache
 from plot_ot.studies.study import Study
 from plot_ot.tasks import MultipleChoice
@@ -74,7 +75,7 @@ def measure(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     ready = time.perf_counter(), cpu_seconds()
     study, found = Study(prepared, engine), []
     for name in METHODS:
-        unit, handles = study.run(replace(task.methods()[name], kind="baseline"), task.random_method)
+        unit, handles = study.run(replace(task.methods()[name], kind=MethodKind.BASELINE), task.random_method)
         unit.pop("runtimes")
         chosen = {v: [e.gains.tolist() for e in h.edits] for v, h in handles.items()}
         found.append([unit, chosen])

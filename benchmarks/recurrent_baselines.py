@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from baselines import Job, Laps, Pairs, Trained, activations, by_mass, hooks, pot_plan
+from baselines import EncodedPairs, Job, Laps, Trained, activations, by_mass, hooks, pot_plan
 
 TOLERANCE = 1e-2
 """Error of the marginals that is let pass: POT's default budget does not always do at small ε (a 3 x 3 problem at 0.003
@@ -118,7 +118,9 @@ class StagedLoop:
     kept: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def run(self, fit: Pairs, calibration: Pairs, tests: Mapping[str, tuple[str, Pairs]]) -> StagedRun:
+    def run(
+        self, fit: EncodedPairs, calibration: EncodedPairs, tests: Mapping[str, tuple[str, EncodedPairs]]
+    ) -> StagedRun:
         done, self.forwards, self.kept = StagedRun(), 0, {}
         clock = Laps(done.seconds)
         if self.batch is None:
@@ -162,7 +164,7 @@ class StagedLoop:
         return done
 
     def _calibrate(
-        self, pairs: Pairs, v: str, t: int, rows: Sequence[tuple[Sites, Tensor, Tensor]]
+        self, pairs: EncodedPairs, v: str, t: int, rows: Sequence[tuple[Sites, Tensor, Tensor]]
     ) -> tuple[Tensor, tuple[int, int, float]]:
         """Every (K, λ) of every coupling in turn; ties: smallest K, then smallest λ, then the first coupling."""
         surface = torch.zeros(len(rows), len(self.sizes), len(self.strengths), dtype=torch.float64)
@@ -178,22 +180,22 @@ class StagedLoop:
         c, n, s = min(tied, key=lambda at: (at[1], at[2], at[0]))
         return surface, (c, min(self.sizes[n], len(rows[c][1])), self.strengths[s])
 
-    def _effects(self, fit: Pairs, clean: Tensor, t: int, sites: Sites) -> Tensor:
+    def _effects(self, fit: EncodedPairs, clean: Tensor, t: int, sites: Sites) -> Tensor:
         """φ(edited) - φ(base) of every site swapped alone, [sites, pairs x bits]."""
         swaps = [self._edited(fit, t, sites.directions, member) for member in sites.members]
         return torch.stack([(y.sigmoid() - clean).flatten() for y in swaps])
 
-    def _score(self, pairs: Pairs, v: str, t: int, directions: Tensor | None, gains: Tensor) -> float:
+    def _score(self, pairs: EncodedPairs, v: str, t: int, directions: Tensor | None, gains: Tensor) -> float:
         """Half sensitivity, half invariance."""
         right = self._right(pairs, v, t, directions, gains)
         changed = (pairs.labels[v] != pairs.answer).any(dim=1)
         return float(0.5 * right[changed].mean() + 0.5 * right[~changed].mean())
 
-    def _right(self, pairs: Pairs, v: str, t: int, directions: Tensor | None, gains: Tensor) -> Tensor:
+    def _right(self, pairs: EncodedPairs, v: str, t: int, directions: Tensor | None, gains: Tensor) -> Tensor:
         bits = self._edited(pairs, t, directions, gains) >= 0
         return (bits == pairs.labels[v].bool()).all(dim=1).double()
 
-    def _edited(self, pairs: Pairs, t: int, directions: Tensor | None, gains: Tensor) -> Tensor:
+    def _edited(self, pairs: EncodedPairs, t: int, directions: Tensor | None, gains: Tensor) -> Tensor:
         """Outputs of the base with the source's part of the state at t."""
 
         def forward(base: Tensor, source: Tensor) -> Tensor:
@@ -219,7 +221,7 @@ class StagedLoop:
         return self.net(x)
 
 
-def _cost(fit: Pairs, effects: Tensor) -> Tensor:
+def _cost(fit: EncodedPairs, effects: Tensor) -> Tensor:
     """|u_i - v_j|² of effects of length one."""
     u = torch.stack([(y - fit.answer).flatten() for y in fit.labels.values()]).double()
     return 2 - 2 * F.normalize(u, dim=1) @ F.normalize(effects.double(), dim=1).T
@@ -286,7 +288,7 @@ class Adam(torch.optim.Adam):
         super().step()
 
 
-def das_with_hooks(net: Unrolled, fit: Pairs, job: Job, training: Training) -> Trained:
+def das_with_hooks(net: Unrolled, fit: EncodedPairs, job: Job, training: Training) -> Trained:
     """Plain PyTorch: frozen weights, cached source states, one hook."""
     started = time.perf_counter()
     with torch.no_grad():
@@ -309,7 +311,7 @@ def das_with_hooks(net: Unrolled, fit: Pairs, job: Job, training: Training) -> T
     return Trained(job, found, training.epochs, steps, time.perf_counter() - started)
 
 
-def das_with_pyvene(net: UnrolledForPyvene, fit: Pairs, job: Job, training: Training) -> Trained:
+def das_with_pyvene(net: UnrolledForPyvene, fit: EncodedPairs, job: Job, training: Training) -> Trained:
     """pyvene with `use_fast`: its own `RotatedSpaceIntervention` for Adam, a plain subspace swap for `tangent`."""
     import pyvene as pv
 

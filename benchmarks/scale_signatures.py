@@ -98,7 +98,7 @@ class Bench:
     """One model and seed, recorded."""
 
     fit: BankRecording
-    look: Readout
+    readout: Readout
     spec: SignatureSpec
     spent: Spent
 
@@ -110,7 +110,7 @@ class Bench:
         [fit] = record(prepared.subject, prepared.splits.fit)
         spent = Spent(fit.base_outputs.shape[-1])
         spent.watch(prepared.subject)
-        return cls(fit, prepared.look, PHI[args.phi][1], spent)
+        return cls(fit, prepared.readout, PHI[args.phi][1], spent)
 
     def measured(self, work: Callable[[], Signatures]) -> tuple[Signatures, dict[str, Any]]:
         """The signatures, and what they took."""
@@ -123,15 +123,15 @@ class Bench:
         return [p for p in self.fit.subject.places if p.layer in layers]
 
     def exact(self, family: SiteFamily) -> tuple[Signatures, dict[str, Any]]:
-        return self.measured(lambda: signatures(self.fit, family, self.look, self.spec))
+        return self.measured(lambda: signatures(self.fit, family, self.readout, self.spec))
 
     def linear(self, family: SiteFamily) -> tuple[Signatures, dict[str, Any]]:
-        return self.measured(lambda: jacobian_signatures(self.fit, family, self.look, self.spec))
+        return self.measured(lambda: jacobian_signatures(self.fit, family, self.readout, self.spec))
 
     def filtered(self, family: SiteFamily, budget: float, transport: Transport) -> tuple[Signatures, dict[str, Any]]:
         variables = self.fit.bank.variables
         prefilter = Prefilter(budget)
-        return self.measured(lambda: prefilter(self.fit, family, self.look, self.spec, variables, transport))
+        return self.measured(lambda: prefilter(self.fit, family, self.readout, self.spec, variables, transport))
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def section(name: str, result: Result) -> dict[str, object]:
     return {
         "mass": mass,
         "zoom": {v: result.zoom(v) for v in result.handles},
-        "verdicts": {v: d["sentence"] for v, d in result.verdicts.items()},
+        "verdicts": {v: verdict.sentence for v, verdict in result.verdicts.items()},
         "seconds": result.seconds,
     }
 

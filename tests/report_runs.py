@@ -19,6 +19,9 @@ FAMILIES = ("answerPosition", "randomLetter")
 BASIS = torch.linalg.qr(torch.arange(WIDTH * 8.0).reshape(WIDTH, 8).sin())[0]
 
 
+KINDS = {"plot-native": "transport", "plot-pca": "transport", "das": "das", "full-vector": "baseline"}
+
+
 def key(seed: int, method: str) -> dict:
     return {"task": "mcqa", "subject": "tiny-lm", "seed": seed, "method": method}
 
@@ -133,7 +136,10 @@ def couplings(seed: int, method: str) -> list[dict]:
         }
         found.append(
             fine
-            | {"flags": ["saturated: 2, 2 sites tie for the top; costs break the tie"], "raw_norms": [2.0] * len(sites)}
+            | {
+                "flags": [{"kind": "saturated", "detail": "2, 2 sites tie for the top; costs break the tie"}],
+                "raw_norms": [2.0] * len(sites),
+            }
         )
     return [{**key(seed, method), "scale": "none", **c} for c in found]
 
@@ -246,7 +252,9 @@ def text_run(path: Path, seeds: tuple[int, ...] = (1, 2), spoken: dict[str, str]
                 "das": 40.0 * (method == "das"),
                 "test": 0.125,
             }
-            results["runtimes"].append({**key(seed, method), "seconds": sum(parts.values()) + seed, "parts": parts})
+            results["runtimes"].append(
+                {**key(seed, method), "kind": KINDS[method], "seconds": sum(parts.values()) + seed, "parts": parts}
+            )
             for v in VARIABLES:
                 h = handle(method, v)
                 h.save(run.handle_path(seed, method, v))
@@ -278,7 +286,7 @@ def text_run(path: Path, seeds: tuple[int, ...] = (1, 2), spoken: dict[str, str]
                         "value": value,
                         "accuracy": 0.8 + 0.01 * seed,
                         "calibration": 0.9,
-                        "flags": ["saturated: 2"] if value < 0.1 else [],
+                        "flags": [{"kind": "saturated"}] if value < 0.1 else [],
                     }
                 )
     write_json(path / "results.json", results)

@@ -10,7 +10,7 @@ from plot_ot.engine import Engine
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
 from plot_ot.methods import Method
-from plot_ot.signatures import SignatureSpec, readout
+from plot_ot.signatures import SignatureSpec, as_readout
 from plot_ot.sites import blocks, pca_bands, whole_places
 from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
 from plot_ot.stages.calibrate import Search
@@ -39,7 +39,7 @@ def heq(pairs: int = 60, seed: int = 1000) -> Prepared:
         torch.manual_seed(seed)
         backbone = Backbone(seed, build_net(), torch.rand(100, 4) * 2 - 1, 0, (0.0,) * 4)
     splits, _ = draw_splits(backbone, "balanced", size=pairs, filtered=False)
-    return Prepared("heq", "mlp", seed, backbone.subject(), splits, readout("softmax"))
+    return Prepared("heq", "mlp", seed, backbone.subject(), splits, as_readout("softmax"))
 
 
 HEQ_METHODS = (

@@ -15,7 +15,7 @@ import plot_ot.tasks.addition_data as data
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.edits import Distinct, EditBatch, Frame, respond
 from plot_ot.errors import PlotError
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.studies.task import SeedFailed
 from plot_ot.subjects import record
 from plot_ot.subjects.gru import GRUNet
@@ -226,7 +226,7 @@ def test_a_trained_network_adds_every_input(backbone):
     assert backbone.right(rows).all()
     assert backbone.accuracy == 1.0
     outputs = backbone.subject().record(rows).outputs
-    total = (readout("sigmoid").decide(outputs) * 2 ** torch.arange(4, -1, -1)).sum(dim=1)
+    total = (as_readout("sigmoid").decide(outputs) * 2 ** torch.arange(4, -1, -1)).sum(dim=1)
     assert torch.equal(total, torch.arange(256) // 16 + torch.arange(256) % 16)
 
 
@@ -240,11 +240,11 @@ def test_training_depends_on_nothing_but_the_seed(backbone):
 def test_the_patched_network_scores_the_closed_form(backbone):
     """Of a network that adds, the full patch at h_{i-1} swaps C_i and S_{i-1} and nothing else."""
     splits = draw_splits(SEED)
-    look = readout("sigmoid")
+    readout = as_readout("sigmoid")
     for (variable, _), recording in zip(splits.test, record(backbone.subject(), *splits.test.values()), strict=True):
         place = recording.subject.place(f"h{int(variable[1:]) - 1}")
         outputs = respond(recording, [EditBatch(place, Frame.identity(8), torch.ones(1, 8))])
-        right = look.correct(outputs, recording.bank.labels[variable])[0]
+        right = readout.correct(outputs, recording.bank.labels[variable])[0]
         assert torch.equal(right, copies_lower_digit(recording.bank, variable))
 
 

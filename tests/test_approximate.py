@@ -13,14 +13,14 @@ from nets import planted_neurons
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.engine import InProcess, record_shared, shards
-from plot_ot.signatures import SignatureSpec, readout, signatures
+from plot_ot.signatures import SignatureSpec, as_readout, signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.signatures.pooling import deal, jackknife, subsample
 from plot_ot.sites import blocks, neurons, pca_prefixes, whole_places
 from plot_ot.stages.calibrate import Search, within_places
 from plot_ot.stages.choose import Calibrate
 from plot_ot.stages.coupling import Localize, weightings
-from plot_ot.stages.prefilter import Prefilter, measured, rank_correlation
+from plot_ot.stages.prefilter import Prefilter, rank_correlation
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import MLPSubject, record
 from plot_ot.transport import Transport, couple
@@ -32,7 +32,7 @@ CAUSAL = CausalModel(
     output="y",
 )
 POOL = torch.tensor(list(product(range(3), repeat=4)))
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 SPECS = [SignatureSpec(a, n) for a, n in product(("stack", "family_mean"), ("none", "unit", "unit_family"))]
 named = pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.aggregate}-{s.normalise}")
 
@@ -63,19 +63,19 @@ def menu(recording):
 def test_a_replicate_is_the_signature_of_the_other_folds_pairs(spec):
     recording, spec = recorded(), replace(spec, folds=4)
     family = menu(recording)
-    found = signatures(recording, family, LOOK, spec)
+    found = signatures(recording, family, READOUT, spec)
     folds = deal(recording.base_rows, 4, torch.Generator().manual_seed(spec.seed))
     [replicates] = found.replicates
     assert len(replicates) == 4
     for g, replicate in enumerate(replicates):
         rest = recording.select(folds != g)
-        expected = signatures(rest, family, LOOK, replace(spec, folds=0))
+        expected = signatures(rest, family, READOUT, replace(spec, folds=0))
         if (spec.aggregate, spec.normalise) == ("stack", "none"):
             np.testing.assert_allclose(replicate.cost, expected.cost * len(recording) / len(rest), rtol=1e-5)
         elif spec.aggregate == "family_mean" or spec.normalise == "unit":
             np.testing.assert_allclose(replicate.cost, expected.cost, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found.spread, jackknife([r.cost for r in replicates]).sqrt())
-    plain = signatures(recording, family, LOOK, replace(spec, folds=0))
+    plain = signatures(recording, family, READOUT, replace(spec, folds=0))
     np.testing.assert_allclose(found.cost, plain.cost, rtol=1e-5, atol=1e-7)
     assert plain.spread is None
 
@@ -84,7 +84,7 @@ def test_a_replicate_is_the_signature_of_the_other_folds_pairs(spec):
 def test_linearised_signatures_have_the_same_folds(spec):
     recording, spec = recorded(), replace(spec, folds=3)
     family = menu(recording)
-    found, plain = (jacobian_signatures(recording, family, LOOK, s) for s in (spec, replace(spec, folds=0)))
+    found, plain = (jacobian_signatures(recording, family, READOUT, s) for s in (spec, replace(spec, folds=0)))
     np.testing.assert_allclose(found.cost, plain.cost, rtol=1e-5, atol=1e-7)
     assert float(found.spread.min()) > 0
 
@@ -102,7 +102,7 @@ def test_the_spread_is_how_much_costs_vary_between_banks(spec):
     draws = []
     for seed in range(40):
         recording = recorded(bank(80, 2000 + seed))
-        draws.append(signatures(recording, menu(recording), LOOK, replace(spec, folds=10)))
+        draws.append(signatures(recording, menu(recording), READOUT, replace(spec, folds=10)))
     true = torch.stack([d.cost for d in draws]).std(dim=0)
     claimed = torch.stack([d.spread for d in draws]).mean(dim=0)
     assert 0.75 < float((claimed / true).median()) < 1.35
@@ -116,11 +116,11 @@ def test_signatures_are_summed_over_shards_of_the_work(how, spec):
     [shared] = record_shared(InProcess().crew(subject), subject, [fit], size=11)
     assert len(shards(shared)) > 3
     family = menu(shared)
-    found = how(shared, family, LOOK, replace(spec, folds=0))
-    expected = how(recorded(fit), family, LOOK, replace(spec, folds=0))
+    found = how(shared, family, READOUT, replace(spec, folds=0))
+    expected = how(recorded(fit), family, READOUT, replace(spec, folds=0))
     np.testing.assert_allclose(found.cost, expected.cost, rtol=1e-4, atol=1e-5)
     assert found.noise == pytest.approx(expected.noise, abs=1e-6)
-    assert how(shared, family, LOOK, spec).spread.isfinite().all()
+    assert how(shared, family, READOUT, spec).spread.isfinite().all()
 
 
 # -- fewer pairs --------------------------------------------------------------------------------------------------
@@ -140,16 +140,16 @@ def test_subsampled_pairs_keep_the_families_shares_and_stand_for_the_bank():
 def test_as_many_pairs_as_there_are_change_nothing():
     recording = recorded()
     family = menu(recording)
-    found = signatures(recording, family, LOOK, SignatureSpec(pairs=len(recording), folds=0))
-    np.testing.assert_allclose(found.cost, signatures(recording, family, LOOK).cost)
+    found = signatures(recording, family, READOUT, SignatureSpec(pairs=len(recording), folds=0))
+    np.testing.assert_allclose(found.cost, signatures(recording, family, READOUT).cost)
 
 
 @named
 def test_costs_on_fewer_pairs_are_near_those_on_all_within_their_error_bars(spec):
     recording = recorded(bank(400))
     family = menu(recording)
-    whole = signatures(recording, family, LOOK, spec).cost
-    some = [signatures(recording, family, LOOK, replace(spec, pairs=150, seed=s)) for s in range(8)]
+    whole = signatures(recording, family, READOUT, spec).cost
+    some = [signatures(recording, family, READOUT, replace(spec, pairs=150, seed=s)) for s in range(8)]
     errors = torch.stack([(s.cost - whole).abs() / s.spread.clamp(min=1e-9) for s in some])
     assert float(errors.median()) < 1.5
     assert float((errors < 3).double().mean()) > 0.9
@@ -162,12 +162,12 @@ def test_costs_on_fewer_pairs_are_near_those_on_all_within_their_error_bars(spec
 def test_projected_costs_are_near_those_of_the_whole_features_within_their_error_bars(spec):
     recording = recorded(bank(200))
     family = menu(recording)
-    whole = signatures(recording, family, LOOK, spec).cost
-    some = [signatures(recording, family, LOOK, replace(spec, project=12, seed=s)) for s in range(8)]
+    whole = signatures(recording, family, READOUT, spec).cost
+    some = [signatures(recording, family, READOUT, replace(spec, project=12, seed=s)) for s in range(8)]
     errors = torch.stack([(s.cost - whole).abs() / s.spread.clamp(min=1e-9) for s in some])
     assert float((errors < 3).double().mean()) > 0.9
     assert len(some[0].replicates) == (2 if spec.aggregate == "family_mean" else 1)
-    many = signatures(recording, family, LOOK, replace(spec, project=3000))
+    many = signatures(recording, family, READOUT, replace(spec, project=3000))
     np.testing.assert_allclose(many.cost, whole, rtol=0.15, atol=0.05 * float(whole.max()))
 
 
@@ -176,13 +176,13 @@ def test_linear_features_are_projected_before_they_are_linearised():
     net = network(outputs=9)
     net[1], net[3] = nn.Identity(), nn.Identity()
     recording = record(MLPSubject(net), bank())[0]
-    family, look = menu(recording), readout("logits")
+    family, readout = menu(recording), as_readout("logits")
     for aggregate in ("stack", "family_mean"):
         spec = SignatureSpec(aggregate, project=2, centre=True, folds=3)
         with mock.patch("torch.autograd.grad", wraps=torch.autograd.grad) as grad:
-            found = jacobian_signatures(recording, family, look, spec)
+            found = jacobian_signatures(recording, family, readout, spec)
         assert grad.call_count == 2 * 3  # two projections in each of three folds
-        np.testing.assert_allclose(found.cost, signatures(recording, family, look, spec).cost, rtol=1e-4)
+        np.testing.assert_allclose(found.cost, signatures(recording, family, readout, spec).cost, rtol=1e-4)
 
 
 # -- weighted families --------------------------------------------------------------------------------------------
@@ -193,11 +193,11 @@ def test_a_family_with_all_the_weight_is_measured_alone():
     family, names = menu(recording), recording.bank.families
     for normalise in ("unit", "unit_family"):
         spec = SignatureSpec(normalise=normalise, hierarchical=True)
-        found = signatures(recording, family, LOOK, spec)
+        found = signatures(recording, family, READOUT, spec)
         seen = recording.bank.family.unique().tolist()
         both = next(f for f in seen if all(recording.bank.changed[v][recording.bank.family == f].any() for v in "uv"))
         alone = signatures(
-            recording.select(recording.bank.family == both), family, LOOK, SignatureSpec(normalise="unit")
+            recording.select(recording.bank.family == both), family, READOUT, SignatureSpec(normalise="unit")
         )
         weighted = found.weighted({n: float(k == both) for k, n in enumerate(names)}, names)
         scale = len(seen) if normalise == "unit_family" else 1
@@ -208,11 +208,11 @@ def test_a_family_with_all_the_weight_is_measured_alone():
 def test_equal_weights_change_nothing(spec):
     recording = recorded()
     family, names = menu(recording), recording.bank.families
-    found = signatures(recording, family, LOOK, replace(spec, hierarchical=True, folds=3))
+    found = signatures(recording, family, READOUT, replace(spec, hierarchical=True, folds=3))
     even = found.weighted(dict.fromkeys(names, 0.25), names)
     np.testing.assert_allclose(even.cost, found.cost, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(even.spread, found.spread, rtol=1e-5, atol=1e-9)
-    np.testing.assert_allclose(found.cost, signatures(recording, family, LOOK, spec).cost, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found.cost, signatures(recording, family, READOUT, spec).cost, rtol=1e-5, atol=1e-7)
 
 
 def test_the_grid_of_weights_is_the_simplexs():
@@ -228,7 +228,7 @@ def test_the_grid_of_weights_is_the_simplexs():
 def problem(copies=2, pairs=200):
     planted = planted_neurons(copies, seed=1000)
     fit, calibration = record(planted.subject, *planted.banks(pairs, pairs, seed=1000))
-    return planted, Problem(planted.subject, fit, calibration, ("p", "q"), LOOK)
+    return planted, Problem(planted.subject, fit, calibration, ("p", "q"), READOUT)
 
 
 TRANSPORT = Transport(epsilon=(0.03,), scale="median")
@@ -262,9 +262,9 @@ def test_every_way_of_measuring_finds_the_planted_neurons(how):
 def test_a_prefilter_says_which_sites_are_exact_and_stays_within_its_budget():
     _, p = problem(pairs=300)
     family = neurons(p.fit, p.subject.places)
-    exact, linear = signatures(p.fit, family, LOOK), jacobian_signatures(p.fit, family, LOOK)
+    exact, linear = signatures(p.fit, family, READOUT), jacobian_signatures(p.fit, family, READOUT)
     spent = counted(p.subject)
-    found = Prefilter(0.3, few=0, audit=0.3)(p.fit, family, LOOK, SignatureSpec(), p.variables, TRANSPORT)
+    found = Prefilter(0.3, few=0, audit=0.3)(p.fit, family, READOUT, SignatureSpec(), p.variables, TRANSPORT)
     verified = found.exact.nonzero().squeeze(1).tolist()
     assert len(verified) == int(0.3 * len(family))
     bases, places = len(p.fit.base_rows.unique()), len(p.subject.places)
@@ -281,9 +281,9 @@ def test_a_prefilter_says_which_sites_are_exact_and_stays_within_its_budget():
 def test_a_budget_may_be_a_number_of_responses():
     _, p = problem(pairs=100)
     family = neurons(p.fit, p.subject.places)
-    found = Prefilter(7 * 100 + 99, few=0)(p.fit, family, LOOK, SignatureSpec(), p.variables, TRANSPORT)
+    found = Prefilter(7 * 100 + 99, few=0)(p.fit, family, READOUT, SignatureSpec(), p.variables, TRANSPORT)
     assert int(found.exact.sum()) == 7
-    fewer = Prefilter(7 * 100, few=0)(p.fit, family, LOOK, SignatureSpec(pairs=50), p.variables, TRANSPORT)
+    fewer = Prefilter(7 * 100, few=0)(p.fit, family, READOUT, SignatureSpec(pairs=50), p.variables, TRANSPORT)
     assert int(fewer.exact.sum()) == 14
 
 
@@ -303,10 +303,10 @@ def test_couplings_see_all_sites_and_say_which_are_exact():
 
 def test_small_menus_are_measured_exactly_and_whole_places_always():
     _, p = problem()
-    small = Prefilter()(p.fit, blocks(4)(p.fit, p.subject.places), LOOK, SignatureSpec(), p.variables, TRANSPORT)
+    small = Prefilter()(p.fit, blocks(4)(p.fit, p.subject.places), READOUT, SignatureSpec(), p.variables, TRANSPORT)
     assert small.exact is None
     family = pca_prefixes()(p.fit, p.subject.places)
-    found = Prefilter(0.8, few=0)(p.fit, family, LOOK, SignatureSpec(), p.variables, TRANSPORT)
+    found = Prefilter(0.8, few=0)(p.fit, family, READOUT, SignatureSpec(), p.variables, TRANSPORT)
     large = [j for j, s in enumerate(family.sites) if 2 * len(s.directions) >= family.frames[s.place.name].rank]
     assert found.exact[large].all()
 
@@ -314,11 +314,11 @@ def test_small_menus_are_measured_exactly_and_whole_places_always():
 def test_a_couplings_spread_is_how_much_its_replicates_vary():
     recording = recorded(bank(200))
     family = menu(recording)
-    found = signatures(recording, family, LOOK, SignatureSpec(folds=6))
-    [coupling] = measured(found, TRANSPORT)
+    found = signatures(recording, family, READOUT, SignatureSpec(folds=6))
+    [coupling] = couple(found, TRANSPORT)
     plans = [couple(s, TRANSPORT)[0].plan for s in found.replicates[0]]
     np.testing.assert_allclose(coupling.spread, np.sqrt(5 / 6 * np.square(plans - np.mean(plans, axis=0)).sum(axis=0)))
-    plain = measured(signatures(recording, family, LOOK), TRANSPORT)[0]
+    plain = couple(signatures(recording, family, READOUT), TRANSPORT)[0]
     assert plain.exact is plain.spread is plain.weights is None
 
 
@@ -341,24 +341,24 @@ def test_calibration_chooses_between_weights_of_families():
 def too_small_a_budget():
     _, p = problem(pairs=100)
     family = neurons(p.fit, p.subject.places)
-    Prefilter(99, few=0)(p.fit, family, LOOK, SignatureSpec(), p.variables, TRANSPORT)
+    Prefilter(99, few=0)(p.fit, family, READOUT, SignatureSpec(), p.variables, TRANSPORT)
 
 
 def only_whole_places():
     _, p = problem(pairs=100)
     family = whole_places(p.fit, p.subject.places)
-    Prefilter(0.4, few=0)(p.fit, family, LOOK, SignatureSpec(), p.variables, TRANSPORT)
+    Prefilter(0.4, few=0)(p.fit, family, READOUT, SignatureSpec(), p.variables, TRANSPORT)
 
 
 def one_base():
     rows = POOL[[0] * 20]
-    signatures(recorded(Bank.from_pairs(CAUSAL, rows, POOL[20:40])), menu(recorded()), LOOK, SignatureSpec(folds=4))
+    signatures(recorded(Bank.from_pairs(CAUSAL, rows, POOL[20:40])), menu(recorded()), READOUT, SignatureSpec(folds=4))
 
 
 def pooled_families():
     recording = recorded()
     names = recording.bank.families
-    signatures(recording, menu(recording), LOOK).weighted(dict.fromkeys(names, 1.0), names)
+    signatures(recording, menu(recording), READOUT).weighted(dict.fromkeys(names, 1.0), names)
 
 
 REFUSED = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from nets import orthonormal, planted_plane
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import pca_components
 from plot_ot.stages.boundless import (
     Bounded,
@@ -29,7 +29,7 @@ from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, record
 from refusals import assert_refused
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 SPEC = BoundlessSpec(batch=80, epochs=40)
 
 
@@ -41,7 +41,7 @@ def overlap(a: Tensor, b: Tensor) -> float:
 def problem_of(seed: int):
     planted = planted_plane(seed)
     fit, calibration, fresh = record(planted.subject, *planted.banks(240, 240, 240, seed=seed))
-    problem = Problem(planted.subject, fit, calibration, ("p", "q"), LOOK, seed)
+    problem = Problem(planted.subject, fit, calibration, ("p", "q"), READOUT, seed)
     start = replace(State.start(problem), places=dict.fromkeys(("p", "q"), planted.subject.places[:1]))
     return planted, problem, start, fresh
 
@@ -55,9 +55,9 @@ def test_the_width_and_the_plane_of_a_planted_variable_are_learned(seed):
         handle = state.handles[v]
         assert 2 <= handle.size <= 3
         assert overlap(plane, handle.edits[0].frame.read) > 0.95
-        accuracy = correct(fresh, handle, LOOK).float().mean()
+        accuracy = correct(fresh, handle, READOUT).float().mean()
         assert accuracy == 1
-        assert accuracy >= correct(fresh, das.handles[v], LOOK).float().mean()
+        assert accuracy >= correct(fresh, das.handles[v], READOUT).float().mean()
         learned = handle.chosen["learned"]
         widths = {b["price"]: round(b["boundary"]) for b in learned}
         assert list(widths) == [1e-3, 1e-2, 1e-1]
@@ -73,7 +73,7 @@ def test_every_optimiser_learns_a_width(optimiser):
     state = TrainBoundless((1e-2,), spec=spec)(problem, start)
     for v in planted.truth:
         assert state.handles[v].size <= 4
-        assert correct(fresh, state.handles[v], LOOK).float().mean() > 0.95
+        assert correct(fresh, state.handles[v], READOUT).float().mean() > 0.95
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def fit() -> BankRecording:
     return record(planted.subject, *planted.banks(120))[0]
 
 
-def train(fit: BankRecording, spec: BoundlessSpec, variables=("p",), prices=(1e-2,), look=LOOK, **options):
+def train(fit: BankRecording, spec: BoundlessSpec, variables=("p",), prices=(1e-2,), readout=READOUT, **options):
     generator = torch.Generator().manual_seed(7)
     training = BoundlessTraining(fit.subject.places[0], variables, prices, generator, **options)
-    return train_boundless(fit, [training], look, spec)
+    return train_boundless(fit, [training], readout, spec)
 
 
 def test_frames_are_orthonormal_and_boundaries_stay_inside(fit):
@@ -136,7 +136,7 @@ def test_plot_can_guide_it():
     )
     for v in ("p", "q"):
         assert 2 <= state.handles[v].size <= 3
-        assert correct(fresh, state.handles[v], LOOK).all()
+        assert correct(fresh, state.handles[v], READOUT).all()
 
 
 def test_the_learned_width_is_tried_with_its_neighbours():
@@ -168,6 +168,6 @@ def test_mistakes_are_refused(fit):
     assert_refused(lambda: train(fit, SPEC, ("r",)), ["'r'", "p, q"])
     _, problem, start, _ = problem_of(1000)
     assert_refused(lambda: TrainBoundless(inside="frame")(problem, start), ["No stage before", "'p'", "layer1"])
-    broken = replace(LOOK, loss=lambda outputs, labels: LOOK.loss(outputs, labels) * math.nan)
+    broken = replace(READOUT, loss=lambda outputs, labels: READOUT.loss(outputs, labels) * math.nan)
     words = ["Boundless DAS at layer1 for 'p' with price 0.01", "NaN or infinity"]
-    assert_refused(lambda: train(fit, SPEC, look=broken), words)
+    assert_refused(lambda: train(fit, SPEC, readout=broken), words)

@@ -14,13 +14,14 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import Site, SiteFamily, blocks, neurons
-from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct, top_k_weights, within_places
+from plot_ot.stages.calibrate import Search, calibrate, correct, top_k_weights, within_places
+from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import BankRecording, MLPSubject, Recording, record
 from plot_ot.transport import Coupling, from_scores
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 CAUSAL = CausalModel(
     ["a", "b", "c"], {"p": lambda a, b: (a + b) % 2, "q": lambda b, c: b * c % 2, "y": lambda p, q: (p + q) % 2}, "y"
 )
@@ -91,7 +92,7 @@ def score_by_hand(outputs: Tensor, bank: Bank, variable: str, score: str) -> flo
 @pytest.mark.parametrize("variable", ["p", "q"])
 def test_calibration_equals_trying_every_handle_alone(recording, candidates, variable, score):
     search = Search((1, 2, 3, 20), (0.5, 1.0, 3.0, 2.0), score)
-    found = calibrate(recording, candidates, variable, search, LOOK)
+    found = calibrate(recording, candidates, variable, search, READOUT)
     tried = {}
     for c, candidate in enumerate(candidates):
         for i, k in enumerate(search.sizes):
@@ -115,7 +116,7 @@ def test_calibration_equals_trying_every_handle_alone(recording, candidates, var
     assert found.handle.size == size
     applied = found.handle.apply(recording.subject, recording.bank.base, recording.bank.source)
     torch.testing.assert_close(applied, outputs, rtol=1e-4, atol=1e-5)
-    right = correct(recording, found.handle, LOOK)
+    right = correct(recording, found.handle, READOUT)
     assert torch.equal(right, outputs.argmax(dim=1) == recording.bank.labels[variable])
 
 
@@ -139,7 +140,7 @@ SIZES, STRENGTHS = (1, 2, 3), (1.2, 0.8, 1.0, 3.0, 0.2)
 
 def test_ties_go_to_the_smallest_size_then_strength_then_first_candidate(planted):
     _, recording, candidate = planted
-    found = calibrate(recording, [candidate, replace(candidate, label="again")], "p", Search(SIZES, STRENGTHS), LOOK)
+    found = calibrate(recording, [candidate, replace(candidate, label="again")], "p", Search(SIZES, STRENGTHS), READOUT)
     assert (found.surface > 1 - 1e-9).sum() > 6
     assert (found.score, found.candidate) == (pytest.approx(1), 0)
     assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == (1, 0.8)
@@ -148,7 +149,7 @@ def test_ties_go_to_the_smallest_size_then_strength_then_first_candidate(planted
 def test_ties_by_loss_go_to_the_surest_of_the_best(planted):
     _, recording, candidate = planted
     search = Search(SIZES, STRENGTHS, ties="loss")
-    found = calibrate(recording, [candidate], "p", search, LOOK)
+    found = calibrate(recording, [candidate], "p", search, READOUT)
     weights = recording.bank.changed["p"].double()
     weights = weights / weights.sum() + (1 - weights) / (1 - weights).sum()
     losses = {}
@@ -175,7 +176,7 @@ def test_within_places_narrows_the_support_but_not_the_coupling(recording, candi
         at = [j for j, s in enumerate(spans.family.sites) if s.place.name == c.label]
         assert [s.name for s in c.family.sites] == list(c.coupling.sites) == [spans.family.sites[j].name for j in at]
         assert np.array_equal(c.coupling.plan, spans.coupling.plan[:, at])
-        found = calibrate(recording, [c], "p", Search((2,), (1.0,)), LOOK)
+        found = calibrate(recording, [c], "p", Search((2,), (1.0,)), READOUT)
         assert found.handle.places == [c.label]
         assert found.handle.chosen["support"] == c.label
 
@@ -220,16 +221,16 @@ def test_searches_that_mean_nothing_are_refused(make, message):
 def test_a_bank_that_never_changes_the_variable_is_refused(recording, candidates):
     still = recording.select(~recording.bank.changed["p"])
     with pytest.raises(PlotError, match="no pair that changes 'p'"):
-        calibrate(still, candidates, "p", Search((1,), (1.0,), "balanced"), LOOK)
+        calibrate(still, candidates, "p", Search((1,), (1.0,), "balanced"), READOUT)
 
 
 def test_a_bank_of_changes_only_is_scored_by_sensitivity(recording, candidates):
     moved = recording.select(recording.bank.changed["p"])
-    by = [calibrate(moved, candidates, "p", Search((1, 2), (1.0, 2.0), s), LOOK) for s in ("paper", "balanced")]
+    by = [calibrate(moved, candidates, "p", Search((1, 2), (1.0, 2.0), s), READOUT) for s in ("paper", "balanced")]
     torch.testing.assert_close(by[0].surface, by[1].surface)
 
 
 @pytest.mark.parametrize("variable", ["r", "y"])
 def test_a_variable_without_labels_is_refused(recording, candidates, variable):
     with pytest.raises(PlotError, match=rf"variable of bank 'calibration' '{variable}'.*p, q"):
-        calibrate(recording, candidates, variable, Search((1,), (1.0,)), LOOK)
+        calibrate(recording, candidates, variable, Search((1,), (1.0,)), READOUT)

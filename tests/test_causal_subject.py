@@ -10,9 +10,10 @@ from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import readout, signatures
+from plot_ot.signatures import as_readout, signatures
 from plot_ot.sites import Menu, neurons, whole_places
-from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
+from plot_ot.stages.calibrate import Search, calibrate, correct
+from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import CausalSubject, record
 from plot_ot.transport import Transport, couple
 from refusals import assert_refused
@@ -40,7 +41,7 @@ LOW = CausalModel(
 )
 """HEQ under other names, with a finer variable before `left`, both in one after it, and three that nobody reads."""
 TRUTH = {"z_WX": {"difference", "left"}, "z_YZ": {"right"}}
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 
 
 def banks(*sizes: int, seed: int = 1000) -> list:
@@ -82,7 +83,7 @@ def test_later_places_are_rewritten_after_what_an_earlier_edit_made_of_them() ->
 def test_aligning_two_causal_models_gives_the_exact_coupling() -> None:
     subject = CausalSubject(LOW, ROWS)
     [fit] = record(subject, *banks(400))
-    found = signatures(fit, whole_places(fit, subject.places), LOOK)
+    found = signatures(fit, whole_places(fit, subject.places), READOUT)
     names = [p.name for p in subject.places]
     for i, variable in enumerate(found.variables):
         exact = {names[j] for j in range(len(names)) if float(found.cost[i, j]) < 1e-3 * float(found.row_norms[i]) ** 2}
@@ -98,12 +99,12 @@ def test_the_variables_of_one_causal_model_are_found_in_another_and_their_handle
     subject = CausalSubject(LOW, ROWS)
     fit, calibration, test = record(subject, *banks(300, 100, 200))
     family = menu(fit, subject.places)
-    [coupling] = couple(signatures(fit, family, LOOK), Transport("uot-one-sided", (0.01,), (0.1,), scale="median"))
+    [coupling] = couple(signatures(fit, family, READOUT), Transport("uot-one-sided", (0.01,), (0.1,), scale="median"))
     for variable, places in TRUTH.items():
         search = Search((1, 2), (1.0, 1.5))
-        found = calibrate(calibration, [Candidate(family, coupling)], variable, search, LOOK)
+        found = calibrate(calibration, [Candidate(family, coupling)], variable, search, READOUT)
         assert set(found.handle.places) <= places
-        assert correct(test, found.handle, LOOK).all()
+        assert correct(test, found.handle, READOUT).all()
         for value in (True, False):  # and without a source, too
             able = found.handle.with_values(fit)
             expected = HEQ.run(test.bank.base, do={variable: torch.full((len(test),), value)})["y"]
@@ -115,7 +116,7 @@ def test_the_variables_of_one_causal_model_are_found_in_another_and_their_handle
 def test_localize_places_the_variables_of_one_causal_model_in_another() -> None:
     result = plot_ot.localize(CausalSubject(LOW, ROWS), HEQ, ROWS, size=100)
     for variable, places in TRUTH.items():
-        assert result.verdicts[variable]["status"].startswith("placed")
+        assert result.verdicts[variable].status.found
         assert set(result.handles[variable].places) <= places
 
 

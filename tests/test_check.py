@@ -266,7 +266,7 @@ def test_causal_models_and_tensors_can_be_checked() -> None:
     assert "'a' is 'x'" in check(causal, with_letters).verdict
 
 
-def test_a_variable_that_pairs_cannot_tell_from_another_is_undecidable() -> None:
+def test_a_variable_that_pairs_cannot_tell_from_another_is_undecided() -> None:
     """Two names for one value: no pair can say which of them a swap was."""
     h = Hypothesis(answers=range(8))
     h.variable(name="one", parents=["a"])(lambda a: a % 4)

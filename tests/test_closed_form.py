@@ -120,7 +120,7 @@ def test_carries_are_controlled_without_training(study):
     task = BinaryAddition()
     state, parts = task.methods()["plot-closed-form"].run(study.problem)
     assert [state.handles[v].places for v in ("C1", "C2", "C3")] == [["h0"], ["h1"], ["h2"]]
-    right = [correct(r, state.handles[v], study.problem.look).double().mean() for (v, _), r in study.tests.items()]
+    right = [correct(r, state.handles[v], study.problem.readout).double().mean() for (v, _), r in study.tests.items()]
     assert float(torch.stack(right).mean()) > 0.99
     assert parts["das"] == 0
     assert parts["closed_form"] > 0
@@ -129,5 +129,5 @@ def test_carries_are_controlled_without_training(study):
 
 def test_the_stage_reports_every_form_it_tried(study):
     place = study.prepared.subject.places[0]
-    forms = {c.form.split()[0] for c in ClosedForm().candidates(study.problem.fit, place, "C1")}
+    forms = {c.kind for c in ClosedForm().candidates(study.problem.fit, place, "C1")}
     assert forms == {"contrastive", "barycentric", "discriminant"}

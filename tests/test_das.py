@@ -13,13 +13,13 @@ from nets import planted_plane
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.das import Rotation, train_rotations
 from plot_ot.stages.descent import OPTIMISERS, DasSpec
 from plot_ot.subjects import BankRecording, record
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 QUICK = DasSpec(batch=60, most=4, least=1)
 optimisers = pytest.mark.parametrize("optimiser", OPTIMISERS)
 rotating = pytest.mark.parametrize("optimiser", [o for o in OPTIMISERS if o != "oblique"])
@@ -38,7 +38,7 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(skip):
         torch.randn(1, place.width, place.width, generator=generator)
-    return train_rotations(recording, place, variables, dimensions, LOOK, spec, generator)
+    return train_rotations(recording, place, variables, dimensions, READOUT, spec, generator)
 
 
 def swap(rotation: Rotation, recording: BankRecording) -> Handle:
@@ -73,15 +73,15 @@ def test_a_variable_planted_in_a_rotated_plane_is_found(optimiser, seed):
     rotations = train(fit, DasSpec(optimiser, batch=80, most=30, least=30), variables=("p", "q"))
     assert [(r.variable, r.dimension) for r in rotations] == [("p", 2), ("q", 2)]
     for r in rotations:
-        assert correct(fresh, swap(r, fresh), LOOK).all()
+        assert correct(fresh, swap(r, fresh), READOUT).all()
         assert overlap(planted.truth[r.variable], r.frame.read) > 0.95
         assert r.loss < 0.02
-        assert not correct(fresh, swap(r, fresh), LOOK, "q" if r.variable == "p" else "p").all()
+        assert not correct(fresh, swap(r, fresh), READOUT, "q" if r.variable == "p" else "p").all()
 
 
 def test_too_few_dimensions_do_not_carry_the_variable(fit):
     [line] = train(fit, DasSpec(batch=60, most=20), dimensions=(1,))
-    assert not correct(fit, swap(line, fit), LOOK).all()
+    assert not correct(fit, swap(line, fit), READOUT).all()
 
 
 @rotating
@@ -119,7 +119,7 @@ def test_the_reported_loss_is_that_of_the_returned_frame(fit):
     """The last step of `riemannian` has length zero, so the last epoch's loss belongs to the final frame."""
     [found] = train(fit, DasSpec(batch=len(fit), rate=0.3, most=6, least=6))
     outputs = swap(found, fit).apply(fit.subject, fit.bank.base, fit.bank.source)
-    assert found.loss == pytest.approx(float(LOOK.loss(outputs, fit.bank.labels["p"]).mean()), rel=1e-3)
+    assert found.loss == pytest.approx(float(READOUT.loss(outputs, fit.bank.labels["p"]).mean()), rel=1e-3)
 
 
 @optimisers
@@ -174,7 +174,7 @@ def test_unknown_names_are_refused_with_the_legal_ones(fit):
 
 @optimisers
 def test_a_loss_that_is_not_finite_is_refused_with_the_job(fit, optimiser):
-    broken = replace(LOOK, loss=lambda outputs, labels: LOOK.loss(outputs, labels) / 0)
+    broken = replace(READOUT, loss=lambda outputs, labels: READOUT.loss(outputs, labels) / 0)
     generator = torch.Generator().manual_seed(0)
     spec = replace(QUICK, optimiser=optimiser)
     with pytest.raises(PlotError, match=r"DAS at layer1 for 'p' with k = 2 .*NaN or infinity.*Lower the rate"):
@@ -205,5 +205,5 @@ def test_a_start_is_where_training_begins(fit):
     given = torch.linalg.qr(torch.randn(8, 2, generator=torch.Generator().manual_seed(5)))[0]
     still = DasSpec(rate=1e-9, batch=60, most=1)
     for frame in (Frame.orthonormal(given), Frame.oblique(torch.randn(8, 2), 3 * given)):
-        [r] = train_rotations(fit, fit.subject.places[0], ["p"], [2], LOOK, still, torch.Generator(), {"p": frame})
+        [r] = train_rotations(fit, fit.subject.places[0], ["p"], [2], READOUT, still, torch.Generator(), {"p": frame})
         assert overlap(r.frame.read, given) > 0.9999

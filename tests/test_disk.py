@@ -17,7 +17,7 @@ import pytest
 
 from killing import command, lasting
 from plot_ot import cli
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.files.locks import NAME, Lock
 from plot_ot.files.run_directory import RunDirectory, read_json, write_atomically, write_json
 from plot_ot.files.safe_reading import read_at, write_at
@@ -283,7 +283,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("plot_ot.files.locks._lock", none)
-    with pytest.warns(UserWarning, match="without locks.*no other process"):
+    with pytest.warns(PlotWarning, match="without locks.*no other process"):
         RunDirectory.open(tmp_path, CONFIG, {}).close()
 
 

@@ -16,7 +16,7 @@ from plot_ot.engine import InProcess, Shard, SharedRecording, Unit, record_share
 from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, with_caches, without_caches
 from plot_ot.engine.units import inputs_per_shard, plan
 from plot_ot.errors import PlotError
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.stages import das
 from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.das import train_rotations
@@ -239,12 +239,12 @@ def test_units_run_in_plan_order_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("kind", SUBJECTS)
 def test_scores_of_shards_add_up(kind: str) -> None:
-    subject, look = SUBJECTS[kind](), readout("softmax")
+    subject, readout = SUBJECTS[kind](), as_readout("softmax")
     [whole, _], [cut, _] = record(subject, *BANKS), shared(subject, 7)
     weights = pair_weights(whole, "x", "balanced")
     place = subject.places[0]
     edits = [EditBatch(place, Frame.identity(place.width), torch.eye(place.width))]
-    found, expected = (scored(r, edits, "x", weights, look) for r in (cut, whole))
+    found, expected = (scored(r, edits, "x", weights, readout) for r in (cut, whole))
     torch.testing.assert_close(found, expected)
 
 
@@ -260,7 +260,7 @@ def test_rotations_do_not_depend_on_which_are_trained_together(monkeypatch: pyte
     place, spec = recording.subject.places[0], DasSpec(most=4, batch=16, restarts=2)
 
     def train() -> list[das.Rotation]:
-        return train_rotations(recording, place, ["x"], (1, 3, 8), readout("softmax"), spec, torch.Generator())
+        return train_rotations(recording, place, ["x"], (1, 3, 8), as_readout("softmax"), spec, torch.Generator())
 
     together = train()
     monkeypatch.setattr(das, "jobs_at_once", lambda *_: 1)
@@ -298,5 +298,5 @@ def test_a_crew_of_ones_own_is_asked_for_everything() -> None:
     [recording, _] = record_shared(Counting(InProcess().crew(subject)), subject, BANKS, 7)
     place = subject.places[0]
     edit = [EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))]
-    scored(recording, edit, "x", pair_weights(recording, "x", "paper"), readout("softmax"))
+    scored(recording, edit, "x", pair_weights(recording, "x", "paper"), as_readout("softmax"))
     assert asked == ["record", *["_scores"] * len(shards(recording))]

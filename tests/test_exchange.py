@@ -15,7 +15,7 @@ from plot_ot.edits.encoder import Encoder
 from plot_ot.errors import PlotError
 from plot_ot.exchange import from_pyvene, pyvene_inputs, pyvene_model, to_pyvene
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import principal_frame
 from plot_ot.stages.closed_form import barycentric
 from plot_ot.stages.das import train_rotations
@@ -173,7 +173,7 @@ def test_all_tokens_at_once():
 
 def module_outputs(handle: Handle, subject: ModuleSubject, base: Tensor, source: Tensor, **options: bool) -> Tensor:
     with torch.no_grad():
-        return subject.readout(to_pyvene(handle, subject, **options)(**pyvene_inputs(handle, subject, base, source))[1])
+        return subject.output(to_pyvene(handle, subject, **options)(**pyvene_inputs(handle, subject, base, source))[1])
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.4])
@@ -200,7 +200,13 @@ def test_a_das_rotation_of_an_mlp():
     [recording] = record(planted.subject, fit)
     place = planted.subject.places[0]
     [rotation] = train_rotations(
-        recording, place, ["p"], [2], readout("softmax"), DasSpec(most=3, batch=20), torch.Generator().manual_seed(1000)
+        recording,
+        place,
+        ["p"],
+        [2],
+        as_readout("softmax"),
+        DasSpec(most=3, batch=20),
+        torch.Generator().manual_seed(1000),
     )
     handle = Handle("p", (Edit(place, rotation.frame, torch.ones(2)),), planted.subject.identity())
     found = module_outputs(handle, planted.subject, fit.base, fit.source, native_only=True)

@@ -160,7 +160,7 @@ def test_a_model_that_cannot_be_resumed_runs_whole_through_hooks() -> None:
     model = transformers.GPTJForCausalLM(config).eval()
     base, source = torch.randint(VOCABULARY, (2, 4, 7)).unbind()
     subject = ModuleSubject(
-        model, ["transformer.h.0"], base, position=-1, encode=lambda rows: rows, readout=lambda out: out.logits[:, -1]
+        model, ["transformer.h.0"], base, position=-1, encode=lambda rows: rows, output=lambda out: out.logits[:, -1]
     )
     [recording] = record_pairs(subject, (base, source))
     found = respond(recording, [EditBatch(subject.places[0], Frame.identity(16), torch.ones(1, 16))])[0]

@@ -54,9 +54,13 @@ def unit(seed, method):
     found["runtimes"] = [{**key, "seconds": sum(parts.values()), "parts": parts}]
     if method == "plot":
         coupling = {"variables": list(VARIABLES), "sites": SITES, "plan": PLAN, "kind": "eot", "epsilon": 4.0}
-        coupling |= {"beta": None, "scale": "none", "flags": ["saturated: 2, 2 sites tie for the top"]}
+        coupling |= {
+            "beta": None,
+            "scale": "none",
+            "flags": [{"kind": "saturated", "detail": "2, 2 sites tie for the top"}],
+        }
         found["couplings"] = [{**key, **coupling}]
-        flags = {0.01: ["not converged: row marginal off by 1e-2"], 0.1: ["saturated: 2, 2 sites"], 1.0: []}
+        flags = {0.01: [{"kind": "not converged"}], 0.1: [{"kind": "saturated"}], 1.0: []}
         sweep = {"parameter": "epsilon", "accuracy": 0.9 + 0.02 * seed, "calibration": 0.97}
         found["sweeps"] = [{**key, **sweep, "value": e, "flags": f} for e, f in flags.items()]
     return found

@@ -15,7 +15,7 @@ from nets import hooked_forward, hooked_subject, mlp, orthonormal, planted_plane
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle, handle_from_edits
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
@@ -321,7 +321,7 @@ def test_das_handles_equal_pyvene_rotated_space_interventions(twin, layer, rank)
     [recording] = record(subject, fit)
     place = subject.places[layer]
     spec, generator = DasSpec(most=3, batch=20), torch.Generator().manual_seed(0)
-    [rotation] = train_rotations(recording, place, ["p"], [rank], readout("softmax"), spec, generator)
+    [rotation] = train_rotations(recording, place, ["p"], [rank], as_readout("softmax"), spec, generator)
     handle = Handle("p", (Edit(place, rotation.frame, torch.ones(rank)),), subject.identity())
     found = handle.apply(subject, fit.base, fit.source)
     frame = rotation.frame.read

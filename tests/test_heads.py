@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import respond
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites.heads import heads
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate
@@ -23,7 +23,7 @@ from refusals import assert_refused
 decoders = pytest.importorskip("decoders")
 from plot_ot.subjects import DecoderSubject  # noqa: E402
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 TRUTH = {"p": (1, 2), "q": (2, 0)}
 
 
@@ -89,8 +89,8 @@ def problem_of(seed: int):
     pools = rows[torch.randperm(len(rows), generator=generator)].chunk(3)
     banks = [draw_pairs(causal, pool, "balanced", 60, generator) for pool in pools]
     fit, calibration, fresh = record(subject, *banks)
-    assert (LOOK.decide(fit.base_outputs) == fit.bank.base_answer).all()
-    return Problem(subject, fit, calibration, ("p", "q"), LOOK, seed), fresh
+    assert (READOUT.decide(fit.base_outputs) == fit.bank.base_answer).all()
+    return Problem(subject, fit, calibration, ("p", "q"), READOUT, seed), fresh
 
 
 @pytest.mark.parametrize("seed", [1000, 1001, 1002])
@@ -103,7 +103,7 @@ def test_one_coupling_over_all_heads_finds_the_planted_ones(seed):
     for v, (layer, head) in TRUTH.items():
         handle = state.handles[v]
         assert handle.chosen["sites"] == [f"head_output.{layer}.{head}"]
-        assert correct(fresh, handle, LOOK).all()
+        assert correct(fresh, handle, READOUT).all()
 
 
 def test_a_mask_over_all_heads_keeps_the_planted_one():
@@ -112,7 +112,7 @@ def test_a_mask_over_all_heads_keeps_the_planted_one():
     state = stage(problem, State.start(problem))
     for v, (layer, head) in TRUTH.items():
         assert state.handles[v].chosen["sites"] == [f"head_output.{layer}.{head}"]
-        assert correct(fresh, state.handles[v], LOOK).all()
+        assert correct(fresh, state.handles[v], READOUT).all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox", "phi"])

@@ -11,8 +11,8 @@ from nets import orthonormal
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
-from plot_ot.errors import PlotError
-from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, jacobian, readout, signatures
+from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, as_readout, jacobian, signatures
 from plot_ot.signatures.jacobian import jacobian_signatures, jacobians
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
 from plot_ot.stages.prefilter import rank_correlation
@@ -143,21 +143,21 @@ def assert_same(found, expected, rtol=1e-4):
 def test_a_linear_networks_linearised_signatures_are_its_exact_ones(aggregate, normalise, menu):
     """Also with a nonlinear φ on top: only the network is linearised."""
     recording = recorded(network(nn.Identity))
-    for look, centre in (("softmax", False), ("logits", True)):
+    for readout, centre in (("softmax", False), ("logits", True)):
         spec, family = SignatureSpec(aggregate, normalise, centre), menu(recording)
-        found = jacobian_signatures(recording, family, readout(look), spec)
-        assert_same(found, signatures(recording, family, readout(look), spec))
+        found = jacobian_signatures(recording, family, as_readout(readout), spec)
+        assert_same(found, signatures(recording, family, as_readout(readout), spec))
         assert not found.exact.any()
 
 
 @pytest.mark.parametrize("size", [1, 40, 1 << 20])
 def test_how_the_work_is_cut_changes_nothing(size, monkeypatch):
-    recording, look = recorded(network()), readout("softmax")
+    recording, readout = recorded(network()), as_readout("softmax")
     family = mixed_menu(recording)
-    whole = jacobian_signatures(recording, family, look)
+    whole = jacobian_signatures(recording, family, readout)
     monkeypatch.setattr(jacobian, "EFFECTS_AT_ONCE", size)
     monkeypatch.setattr(jacobian, "bases_at_once", lambda _: min(size, 5))
-    assert_same(jacobian_signatures(recording, family, look), whole, rtol=1e-6)
+    assert_same(jacobian_signatures(recording, family, readout), whole, rtol=1e-6)
 
 
 def test_small_swaps_are_predicted_to_first_order():
@@ -176,8 +176,8 @@ def test_small_swaps_are_predicted_to_first_order():
             return shown[code]
 
         recording = record(MLPSubject(net, encode=encode), bank)[0]
-        family, look = neurons(recording, recording.subject.places), readout("logits")
-        norms = [f(recording, family, look).column_norms for f in (signatures, jacobian_signatures)]
+        family, readout = neurons(recording, recording.subject.places), as_readout("logits")
+        norms = [f(recording, family, readout).column_norms for f in (signatures, jacobian_signatures)]
         errors.append(float(((norms[0] - norms[1]).abs() / norms[0].clamp(min=1e-9)).max()))
     assert errors[1] < 0.2 * errors[0]
     assert errors[1] < 0.02
@@ -187,8 +187,8 @@ def test_on_hierarchical_equality_linearised_costs_rank_neurons_as_exact_ones_do
     backbone = heq.load_backbone(1003, Path(__file__).parent / "data")
     splits, _ = heq.draw_splits(backbone)
     [fit] = record(backbone.subject(), splits.fit)
-    family, look = neurons(fit, fit.subject.places), readout("softmax")
-    exact, linear = signatures(fit, family, look), jacobian_signatures(fit, family, look)
+    family, readout = neurons(fit, fit.subject.places), as_readout("softmax")
+    exact, linear = signatures(fit, family, readout), jacobian_signatures(fit, family, readout)
     assert min(map(rank_correlation, linear.cost, exact.cost)) >= 0.97
 
 
@@ -202,11 +202,11 @@ def language_model():
 
 @pytest.mark.parametrize("room", [1, 2, 100])
 def test_every_neuron_of_a_language_model_is_a_site_and_passes_serve_all_layers_within_memory(room, monkeypatch):
-    recording, look = language_model(), readout("logits")
+    recording, readout = language_model(), as_readout("logits")
     subject = recording.subject
     family = neurons(recording, subject.places)
     assert len(family) == sum(p.width for p in subject.places)
-    exact, expected = signatures(recording, family, look), jacobian_signatures(recording, family, look)
+    exact, expected = signatures(recording, family, readout), jacobian_signatures(recording, family, readout)
     subject.memory = 4 * room * 5 * sum(sum(w.shape) for w in subject.weights().values() if w.ndim == 2)
     monkeypatch.setattr("plot_ot.subjects.decoder.subject.checkpoint", None)  # no graph is too large to be kept
     runs, resume = [], subject.resume
@@ -216,7 +216,7 @@ def test_every_neuron_of_a_language_model_is_a_site_and_passes_serve_all_layers_
         return resume(store, rows, start, *rest)
 
     monkeypatch.setattr(subject, "resume", counted)
-    found = jacobian_signatures(recording, family, look)
+    found = jacobian_signatures(recording, family, readout)
     bases = len(recording.base_rows.unique())
     assert runs == [(0, min(room, bases - at)) for at in range(0, bases, room)]
     assert_same(found, expected)
@@ -236,8 +236,8 @@ def test_the_graph_of_a_batch_stays_within_a_quarter_of_the_memory():
 
 def test_whole_places_are_warned_about():
     recording = recorded(network())
-    with pytest.warns(UserWarning, match="2 of 2 sites swap half of a place or more"):
-        jacobian_signatures(recording, whole_places(recording, recording.subject.places), readout("softmax"))
+    with pytest.warns(PlotWarning, match="2 of 2 sites swap half of a place or more"):
+        jacobian_signatures(recording, whole_places(recording, recording.subject.places), as_readout("softmax"))
     assert jacobian.coarse(blocks(2)(recording, recording.subject.places)) == []
 
 
@@ -247,7 +247,7 @@ def test_sites_of_several_places_are_refused():
     family = mixed_menu(recording)
     family = SiteFamily((*family.sites, Site("both", first, (0,), ((second, (1,)),))), family.frames)
     with pytest.raises(PlotError, match="Site both spans several places"):
-        jacobian_signatures(recording, family, readout("softmax"))
+        jacobian_signatures(recording, family, as_readout("softmax"))
 
 
 def test_infinite_derivatives_are_named():
@@ -256,4 +256,4 @@ def test_infinite_derivatives_are_named():
     with torch.no_grad():
         net[4].weight[0, 0] = torch.inf
     with pytest.raises(PlotError, match="layer"):
-        jacobian_signatures(recording, neurons(recording, recording.subject.places), readout("softmax"))
+        jacobian_signatures(recording, neurons(recording, recording.subject.places), as_readout("softmax"))

@@ -10,6 +10,7 @@ import torch
 
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import RunDirectory
+from plot_ot.judging.status import Status
 from plot_ot.stages.choose import SelectPlaces, TrainDas
 from plot_ot.studies.study import Study
 from plot_ot.tasks import IndirectObject, MultipleChoice
@@ -73,7 +74,7 @@ def test_every_method_runs_and_finds_the_token(study, task, method):
     assert all(0 <= r["vocabulary"] <= r["accuracy"] + 1e-9 for r in unit["records"])
     assert len(unit["transfer"]) == 4
     verdicts = {v["variable"]: v["status"] for v in unit["verdicts"]}
-    assert verdicts["answer_token"] == "output variable"  # noqa: S105
+    assert verdicts["answer_token"] is Status.OUTPUT
     if method != "das":  # which here skips that block
         assert handles["answer_pointer"].places == ["block_output.2"]
 

@@ -1,11 +1,15 @@
 """One call from a causal model and a network to handles and verdicts."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import plot_ot
-from plot_ot.errors import PlotError
+from plot_ot.errors import CouplingWarning, PlotError
+from plot_ot.judging.status import Status
+from plot_ot.transport import Degeneracy
 
 ROWS = torch.cartesian_prod(*[torch.arange(2)] * 8)
 
@@ -54,7 +58,7 @@ HYPOTHESIS = plot_ot.CausalModel(
 @pytest.mark.parametrize("method", ["plot-layered", "das"])
 def test_the_variable_is_placed_where_the_network_computes_it(method):
     result = plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, size=300, method=method)
-    assert {v["status"] for v in result.verdicts.values()} <= {"placed", "placed and compact"}
+    assert all(v.status.found for v in result.verdicts.values())
     assert result.handles["left"].places == ["layer1"]
     if method == "plot-layered":
         touched = result.handles["left"].edits[0].gains.nonzero().squeeze(1).tolist()
@@ -68,7 +72,7 @@ def test_the_same_output_computed_through_other_variables_is_not_localized(metho
     net = parity_net("ac", "bd")
     assert torch.equal(net(ROWS.float()).argmax(dim=1), HYPOTHESIS.answer(ROWS))
     result = plot_ot.localize(plot_ot.MLPSubject(net), HYPOTHESIS, ROWS, size=300, method=method)
-    assert {v["status"] for v in result.verdicts.values()} == {"not localized"}
+    assert {v.status for v in result.verdicts.values()} == {Status.ABSENT}
 
 
 def test_a_network_that_does_not_solve_the_task_is_refused():
@@ -82,3 +86,62 @@ def test_a_network_that_does_not_solve_the_task_is_refused():
 def test_an_unknown_method_is_refused_with_the_legal_ones():
     with pytest.raises(PlotError, match="Legal: plot, plot-das, plot-layered, das"):
         plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, method="dsa")
+
+
+@pytest.fixture(scope="module")
+def found() -> plot_ot.Result:
+    return plot_ot.localize(
+        plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, size=300, method="plot-layered"
+    )
+
+
+def test_verdicts_are_objects_with_a_status_an_accuracy_and_an_interval(found):
+    left = found.verdicts["left"]
+    assert isinstance(left.status, Status)
+    assert left.interval[0] <= left.accuracy <= left.interval[1]
+    assert str(left) == left.sentence
+    assert left.sentence.startswith("left: placed in layer1")
+
+
+def test_a_result_read_back_has_the_same_objects(found, tmp_path):
+    found.save(tmp_path)
+    again = plot_ot.Result.load(tmp_path)
+    assert again.verdicts == dict(found.verdicts)
+    assert all(isinstance(v.status, Status) for v in again.verdicts.values())
+    assert again.records == list(found.records)
+    assert again.notes == list(found.notes)
+    assert again.method == found.method
+    assert str(again) == str(found)
+    assert {v: h.places for v, h in again.handles.items()} == {v: h.places for v, h in found.handles.items()}
+    assert again.controls["records"] == found.controls["records"]
+    with pytest.raises(PlotError, match="method 'dsa'"):
+        plot_ot.Result.load(tmp_path, method="dsa")
+
+
+def test_records_and_verdicts_as_tables(found, monkeypatch):
+    frame = found.to_frame()
+    assert len(frame) == len(found.records)
+    assert frame["accuracy"].tolist() == [r["accuracy"] for r in found.records]
+    told = found.to_frame("verdicts").set_index("variable")
+    assert told.loc["left", "accuracy"] == found.verdicts["left"].accuracy
+    assert told.loc["right", "status"] == found.verdicts["right"].status.value
+    head, _, *rows = found.to_markdown().split("\n\n")[0].splitlines()
+    assert [r.split(" | ")[0] for r in rows] == ["| left", "| right"]
+    assert {r.count("|") for r in (head, *rows)} == {5}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(PlotError, match="pip install pandas"):
+        found.to_frame()
+
+
+def test_degenerate_couplings_are_warned_of_once_by_name():
+    net, one = (
+        parity_net("ab", "cd"),
+        plot_ot.CausalModel(
+            list("abcdefgh"), {"left": lambda a, b: a ^ b, "y": lambda left, c, d: left ^ c ^ d}, output="y"
+        ),
+    )
+    with pytest.warns(CouplingWarning) as heard:
+        plot_ot.localize(plot_ot.MLPSubject(net), one, ROWS, size=100, method="plot-layered")
+    [said] = [str(w.message) for w in heard if w.category is CouplingWarning]
+    assert "one row (" in said
+    assert Degeneracy.ONE_ROW.meaning in said

@@ -10,7 +10,7 @@ import torch
 
 from nets import orthonormal, planted_neurons, planted_plane
 from plot_ot.edits import Frame
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import blocks, neurons, subspaces, whole_places
 from plot_ot.sites.sae import SAE, sae_features
 from plot_ot.stages.calibrate import correct
@@ -19,13 +19,13 @@ from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, record
 from refusals import assert_refused
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 SPEC = MaskSpec(batch=100, epochs=30)
 
 
 def problem_of(planted, seed: int = 1000, score: str = "balanced") -> tuple[Problem, BankRecording]:
     fit, calibration, fresh = record(planted.subject, *planted.banks(240, 240, 240, seed=seed))
-    return Problem(planted.subject, fit, calibration, ("p", "q"), LOOK, seed, score), fresh
+    return Problem(planted.subject, fit, calibration, ("p", "q"), READOUT, seed, score), fresh
 
 
 @pytest.mark.parametrize("seed", [1000, 1001, 1002])
@@ -40,7 +40,7 @@ def test_the_mask_is_exactly_the_planted_neurons(copies, seed):
         assert handle.size == copies
         [edit] = handle.edits
         assert set(edit.gains.tolist()) == {0.0, 1.0}
-        assert correct(fresh, handle, LOOK).all()
+        assert correct(fresh, handle, READOUT).all()
         assert handle.chosen["support"] == "layer2"
         assert set(handle.chosen["by_support"]) == {"layer1", "layer2", "layer3"}
 
@@ -51,7 +51,7 @@ def test_one_mask_over_all_places_finds_the_same_neurons():
     state = TrainMask(spec=SPEC, over="all", sparsities=(1e-2,))(problem, State.start(problem))
     for v, truth in planted.truth.items():
         assert truth <= set(state.handles[v].chosen["sites"])
-        assert correct(fresh, state.handles[v], LOOK).all()
+        assert correct(fresh, state.handles[v], READOUT).all()
 
 
 def test_places_closed_to_a_variable_are_not_searched():
@@ -86,7 +86,7 @@ def test_directions_of_any_frame_are_masked():
     for v, first in (("p", 0), ("q", 3)):
         handle = state.handles[v]
         assert set(handle.edits[0].frame.encoder.features.tolist()) == {first, first + 1, first + 2}
-        assert correct(fresh, handle, LOOK).all()
+        assert correct(fresh, handle, READOUT).all()
 
 
 def test_sites_of_several_directions_stand_or_fall_together():
@@ -108,10 +108,10 @@ def fit() -> BankRecording:
     return record(planted.subject, *planted.banks(200))[0]
 
 
-def train(fit: BankRecording, spec: MaskSpec, variables=("p",), sparsities=(1e-2,), look=LOOK, seed=5):
+def train(fit: BankRecording, spec: MaskSpec, variables=("p",), sparsities=(1e-2,), readout=READOUT, seed=5):
     family = neurons(fit, [fit.subject.places[1]])
     training = MaskTraining(family, variables, sparsities, torch.Generator().manual_seed(seed))
-    return train_masks(fit, [training], look, spec)
+    return train_masks(fit, [training], readout, spec)
 
 
 def test_a_batch_of_masks_trains_as_each_would_alone(fit):
@@ -143,7 +143,7 @@ def test_the_last_loss_is_nearly_that_of_the_hard_mask(fit):
     from plot_ot.edits import respond
 
     outputs = respond(fit, handle_gains)[0]
-    assert mask.loss == pytest.approx(float(LOOK.loss(outputs, fit.bank.labels["p"]).mean()), abs=0.02)
+    assert mask.loss == pytest.approx(float(READOUT.loss(outputs, fit.bank.labels["p"]).mean()), abs=0.02)
 
 
 def test_mistakes_are_refused(fit):
@@ -153,14 +153,14 @@ def test_mistakes_are_refused(fit):
     assert_refused(lambda: TrainMask(sparsities=()), ["some λ"])
     assert_refused(lambda: TrainMask(sparsities=(-1.0,)), ["below zero"])
     assert_refused(lambda: train(fit, SPEC, ("r",)), ["'r'", "p, q"])
-    broken = replace(LOOK, loss=lambda outputs, labels: LOOK.loss(outputs, labels) * math.nan)
+    broken = replace(READOUT, loss=lambda outputs, labels: READOUT.loss(outputs, labels) * math.nan)
     words = ["mask at layer2 for 'p' with λ = 0.01", "NaN or infinity", "Lower the rate"]
-    assert_refused(lambda: train(fit, SPEC, look=broken), words)
+    assert_refused(lambda: train(fit, SPEC, readout=broken), words)
 
 
 def test_whole_places_can_be_masked(fit):
     """Over all places the mask of `layer1` or of any later one carries everything; nothing is swapped twice."""
     family = whole_places(fit, fit.subject.places)
     training = MaskTraining(family, ("p",), (1e-2,), torch.Generator().manual_seed(0))
-    [mask] = train_masks(fit, [training], LOOK, SPEC)
+    [mask] = train_masks(fit, [training], READOUT, SPEC)
     assert mask.chosen.shape == (3,)

@@ -23,7 +23,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import readout, signatures
+from plot_ot.signatures import as_readout, signatures
 from plot_ot.sites import blocks
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
@@ -401,14 +401,14 @@ def test_signatures_and_das_choose_the_same_in_halves():
     cut = Small(planted.subject.net, 50, encode=planted.subject.encode)
     banks = planted.banks(60)
     whole, halved = (record(s, *banks)[0] for s in (planted.subject, cut))
-    look, family = readout("softmax"), blocks(1)(whole, whole.subject.places)
-    a, b = (signatures(r, family, look).cost for r in (whole, halved))
+    readout, family = as_readout("softmax"), blocks(1)(whole, whole.subject.places)
+    a, b = (signatures(r, family, readout).cost for r in (whole, halved))
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert cut.room.halvings
     trained = []
     for r in (whole, halved):
         generator = torch.Generator().manual_seed(0)
-        trained.append(train_rotations(r, r.subject.places[0], ["p"], [2], look, DasSpec(most=4), generator)[0])
+        trained.append(train_rotations(r, r.subject.places[0], ["p"], [2], readout, DasSpec(most=4), generator)[0])
     torch.testing.assert_close(trained[0].frame.read, trained[1].frame.read, rtol=1e-3, atol=1e-3)
 
 

@@ -209,11 +209,11 @@ def test_a_cell_that_runs_many_times_is_edited_in_one_of_its_runs() -> None:
 
 def test_recurrent_layers_need_their_rows_first() -> None:
     net = nn.Sequential(nn.GRU(2, 4, batch_first=True))
-    read = {"readout": lambda out: out[0][:, -1]}
+    read = {"output": lambda out: out[0][:, -1]}
     subject = ModuleSubject(net, ["0"], rand(0, 1, 3, 2), position=1, **read)
     assert (subject.places[0].width, subject.places[0].position) == (4, 1)
     other = nn.Sequential(nn.GRU(2, 4))
-    flipped = {"encode": lambda x: x.transpose(0, 1), "readout": lambda out: out[0][-1]}
+    flipped = {"encode": lambda x: x.transpose(0, 1), "output": lambda out: out[0][-1]}
     assert_refused(lambda: ModuleSubject(other, ["0"], rand(0, 1, 3, 2), **flipped), ["'0'", "3 rows", "batch_first"])
 
 
@@ -244,7 +244,7 @@ def test_what_is_no_chain_of_layers_is_refused() -> None:
     nested = nn.Sequential(convolutions())
     assert_refused(lambda: SequentialSubject(nested, ["0.1"], example), ["child of the network", "'0.1'"])
     pair = nn.Sequential(nn.GRU(2, 4, batch_first=True))
-    read = {"readout": lambda out: out[0][:, -1]}
+    read = {"output": lambda out: out[0][:, -1]}
     assert_refused(lambda: SequentialSubject(pair, ["0"], rand(0, 1, 3, 2), **read), ["'0'", "tuple", "ModuleSubject"])
 
 

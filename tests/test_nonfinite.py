@@ -11,16 +11,17 @@ from nets import planted_plane, rand
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import readout, signatures
+from plot_ot.signatures import as_readout, signatures
 from plot_ot.sites import blocks
-from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
+from plot_ot.stages.calibrate import Search, calibrate, correct
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import ModuleSubject, record, record_pairs
 from plot_ot.transport import Transport, couple, from_scores
 from refusals import assert_refused
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 
 
 class Breaks(nn.Module):
@@ -79,12 +80,12 @@ def test_only_the_pair_that_breaks_is_named():
     place = subject.places[0]
     edit = EditBatch(place, Frame.identity(4), torch.tensor([[3.0, -2.0, 0.0, 1.0]]))
 
-    def look(a: Tensor) -> Tensor:
+    def readout(a: Tensor) -> Tensor:
         reached.copy_(a[0].abs().amax(dim=1))
         return a
 
     edited = edit.apply(recording.base_at(place).unsqueeze(0), recording.source_at(place))
-    subject.resume(recording.store, recording.base_rows, place, edited, {"layer3": look})
+    subject.resume(recording.store, recording.base_rows, place, edited, {"layer3": readout})
     second, first = reached.sort().values[-2:].tolist()
     broken = replace(recording, subject=network((first + second) / 2))
     with pytest.raises(PlotError, match=rf"pair {int(reached.argmax())}, variant 0 .*1 of 6 responses"):
@@ -135,28 +136,28 @@ class _Overflowing:
 def test_signatures_calibration_and_tests_name_the_place(fit):
     broken = replace(fit, subject=_Overflowing(fit.subject, "layer2"))
     family = blocks(1)(fit, fit.subject.places)
-    assert_refused(lambda: signatures(broken, family, LOOK), ["layer2", "NaN or infinity", "pair "])
-    sound = signatures(fit, family, LOOK)
+    assert_refused(lambda: signatures(broken, family, READOUT), ["layer2", "NaN or infinity", "pair "])
+    sound = signatures(fit, family, READOUT)
     [coupling] = couple(sound, Transport())
     search = Search((1, 2), (1.0, 2.0))
     early = replace(fit, subject=_Overflowing(fit.subject, "layer1"))  # where the best sites are
     assert_refused(
-        lambda: calibrate(early, [Candidate(family, coupling)], "p", search, LOOK), ["layer1", "NaN or infinity"]
+        lambda: calibrate(early, [Candidate(family, coupling)], "p", search, READOUT), ["layer1", "NaN or infinity"]
     )
     place = fit.subject.places[1]
     handle = Handle("p", (Edit(place, Frame.identity(place.width), torch.ones(place.width)),), "any")
-    assert_refused(lambda: correct(broken, handle, LOOK), ["layer2", "NaN or infinity"])
+    assert_refused(lambda: correct(broken, handle, READOUT), ["layer2", "NaN or infinity"])
 
 
 def test_features_that_are_not_finite_though_the_outputs_are_name_the_place(fit):
     family = blocks(1)(fit, fit.subject.places)
-    strange = replace(LOOK, neural=lambda outputs: LOOK.neural(outputs) / 0)
+    strange = replace(READOUT, neural=lambda outputs: READOUT.neural(outputs) / 0)
     assert_refused(lambda: couple(signatures(fit, family, strange), Transport()), ["layer1"])
 
 
 def test_costs_and_scores_name_the_variable_and_the_site(fit):
     family = blocks(1)(fit, fit.subject.places)
-    found = signatures(fit, family, LOOK)
+    found = signatures(fit, family, READOUT)
     cost = found.cost.clone()
     cost[1, 3] = math.nan
     for kind in ("eot", "uot", "cosine"):
@@ -173,12 +174,12 @@ def test_a_das_loss_names_the_place_the_job_and_the_epoch(fit, optimiser):
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         calls.append(None)
-        return LOOK.loss(outputs, labels) * (math.nan if len(calls) > 3 else 1.0)
+        return READOUT.loss(outputs, labels) * (math.nan if len(calls) > 3 else 1.0)
 
     spec = DasSpec(optimiser, batch=30, most=5)
-    look, generator = replace(LOOK, loss=loss), torch.Generator().manual_seed(0)
+    readout, generator = replace(READOUT, loss=loss), torch.Generator().manual_seed(0)
     place = fit.subject.places[0]
     assert_refused(
-        lambda: train_rotations(fit, place, ["p"], [2], look, spec, generator),
+        lambda: train_rotations(fit, place, ["p"], [2], readout, spec, generator),
         ["DAS at layer1 for 'p' with k = 2", "NaN or infinity", "epoch 2"],
     )

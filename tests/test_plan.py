@@ -38,7 +38,7 @@ from plot_ot.planner import (
 )
 from plot_ot.planner.costs import Cost
 from plot_ot.planner.scene import Unloaded
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import blocks
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate, TrainDas
@@ -123,7 +123,7 @@ def run(prepared: Prepared, method: Method, shape: Shape, monkeypatch) -> tuple[
         state, _ = method.run(study.problem)
         seen.part = "test"
         for (v, _), recording in study.tests.items():
-            correct(recording, state.handles[v], study.problem.look)
+            correct(recording, state.handles[v], study.problem.readout)
     places = state.places if any(len(p) == 1 for p in state.places.values()) else {}
     return seen, dict(places) or {v: [e.place for e in h.edits][:1] for v, h in state.handles.items()}
 
@@ -154,7 +154,7 @@ def adder() -> tuple[BinaryAddition, Scene, Prepared]:
     outline = task.outline(1000)
     scene = Scene.of_subject(outline.subject, outline.splits, outline.outputs)
     other = task.outline(1000)  # another network of the same shape
-    return task, scene, Prepared("addition", "gru", 1000, other.subject, outline.splits, readout("sigmoid"))
+    return task, scene, Prepared("addition", "gru", 1000, other.subject, outline.splits, as_readout("sigmoid"))
 
 
 @pytest.mark.parametrize("name", ["plot", "plot-native", "plot-closed-form", "plot-das"])
@@ -255,7 +255,7 @@ def test_layers_of_your_own_are_resumed_after_the_place(heq, monkeypatch):
         ran.clear()
         subject.resume(own.fit.store, torch.tensor([0]), place, own.fit.base_at(place)[:1].unsqueeze(0), {})
         assert sum(ran.values()) == after
-    prepared = Prepared("localize", "layers", 1000, subject, splits, readout("softmax"))
+    prepared = Prepared("localize", "layers", 1000, subject, splits, as_readout("softmax"))
     method = progressive(subject.places, len(splits.fit.variables))
     seen, _ = run(prepared, method, own.shape, monkeypatch)
     found = plan(method, own, CPU)

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from nets import planted_neurons
-from plot_ot.signatures import SignatureSpec, readout, signatures
+from plot_ot.signatures import SignatureSpec, as_readout, signatures
 from plot_ot.sites import neurons
-from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
+from plot_ot.stages.calibrate import Search, calibrate, correct
+from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import record
 from plot_ot.transport import Transport, couple
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 SEARCH = Search((1, 2, 4), (0.5, 1.0, 2.0))
 TRANSPORTS = {
     "eot": Transport("eot", (0.05,), scale="median"),
@@ -32,15 +33,15 @@ def test_plot_ranks_the_planted_neurons_on_top_and_its_handles_are_always_right(
     planted = planted_neurons(copies, seed)
     fit, calibration, test = record(planted.subject, *planted.banks(300, 300, 300, seed=seed))
     family = neurons(fit, planted.subject.places)
-    [coupling] = couple(signatures(fit, family, LOOK), transport)
+    [coupling] = couple(signatures(fit, family, READOUT), transport)
     assert coupling.converged
     for variable, truth in planted.truth.items():
         ranked = [family.sites[j].name for j in coupling.ranking(variable)]
         assert set(ranked[:copies]) == truth
-        found = calibrate(calibration, [Candidate(family, coupling)], variable, SEARCH, LOOK)
+        found = calibrate(calibration, [Candidate(family, coupling)], variable, SEARCH, READOUT)
         assert found.score == pytest.approx(1)
         assert set(found.handle.chosen["sites"]) <= truth
-        assert correct(test, found.handle, LOOK).all()
+        assert correct(test, found.handle, READOUT).all()
         gains = {e.place.name: e.gains for e in found.handle.edits}
         assert list(gains) == ["layer2"]
         assert {f"layer2[{j}]" for j in gains["layer2"].nonzero().flatten().tolist()} <= truth
@@ -52,7 +53,7 @@ def test_a_planted_neuron_has_the_signature_of_its_variable(aggregate, normalise
     planted = planted_neurons()
     [fit] = record(planted.subject, *planted.banks(300))
     family = neurons(fit, planted.subject.places)
-    found = signatures(fit, family, LOOK, SignatureSpec(aggregate, normalise))
+    found = signatures(fit, family, READOUT, SignatureSpec(aggregate, normalise))
     names = [s.name for s in family.sites]
     for i, variable in enumerate(found.variables):
         [site] = planted.truth[variable]
@@ -71,6 +72,6 @@ def test_a_network_without_the_variable_gets_no_handle_that_is_right():
             linear.weight.copy_(linear.weight.flatten()[order].view_as(linear.weight))
     fit, calibration = record(planted.subject, *planted.banks(300, 300))
     family = neurons(fit, planted.subject.places)
-    [coupling] = couple(signatures(fit, family, LOOK), TRANSPORTS["uot-one-sided"])
+    [coupling] = couple(signatures(fit, family, READOUT), TRANSPORTS["uot-one-sided"])
     for variable in planted.truth:
-        assert calibrate(calibration, [Candidate(family, coupling)], variable, SEARCH, LOOK).score < 0.8
+        assert calibrate(calibration, [Candidate(family, coupling)], variable, SEARCH, READOUT).score < 0.8

@@ -14,8 +14,9 @@ from nets import PARITIES, PARITY_ROWS, planted_plane, random_parities
 from plants import DIGIT_ROWS, DIGITS, SUMS, Plan, Stream, as_subject, random_plan, wired
 from plot_ot.abstract.banks import draw_pairs
 from plot_ot.handles import Handle
+from plot_ot.judging.status import Status
 from plot_ot.result import Result
-from plot_ot.signatures import SignatureSpec, readout, signatures
+from plot_ot.signatures import SignatureSpec, as_readout, signatures
 from plot_ot.sites import whole_places
 from plot_ot.stages.choose import SelectTokens
 from plot_ot.stages.coupling import LocalizeTokens
@@ -73,7 +74,7 @@ def found(kind: str, seed: int) -> bool:
     else:
         result, plan, _ = in_language_model(kind, seed, aligned=True)
         right = all(set(result.handles[v].places) <= right_places(kind, plan, k) for k, v in enumerate("pq"))
-    return right and all(v["status"].startswith("placed") for v in result.verdicts.values())
+    return right and all(v.status.found for v in result.verdicts.values())
 
 
 def declined(kind: str, seed: int) -> bool:
@@ -83,7 +84,7 @@ def declined(kind: str, seed: int) -> bool:
         result = plot_ot.localize(plot_ot.MLPSubject(net), PARITIES, PARITY_ROWS, seed=seed)
     else:
         result, _, _ = in_language_model(kind, seed, aligned=False)
-    return {v["status"] for v in result.verdicts.values()} == {"not localized"}
+    return {v.status for v in result.verdicts.values()} == {Status.ABSENT}
 
 
 def test_tokens_are_as_near_as_their_nearest_state_and_the_right_one_comes_first():
@@ -93,12 +94,12 @@ def test_tokens_are_as_near_as_their_nearest_state_and_the_right_one_comes_first
     subject = as_subject(model, range(DIGITS))
     rows = DIGIT_ROWS[torch.randperm(len(DIGIT_ROWS), generator=torch.Generator().manual_seed(0))][:200]
     [fit] = record(subject, draw_pairs(SUMS, rows, "balanced", 60, torch.Generator().manual_seed(0)))
-    problem = Problem(subject, fit, fit, ("p", "q"), readout("logits"))
+    problem = Problem(subject, fit, fit, ("p", "q"), as_readout("logits"))
     spec = SignatureSpec(normalise="unit", centre=True)
     state = LocalizeTokens(Transport("uot-one-sided", (0.2,), (0.03,), scale="median"), spec, depth=DEPTH)(
         problem, State.start(problem)
     )
-    alone = signatures(fit, whole_places(fit, subject.places), readout("logits"), spec)
+    alone = signatures(fit, whole_places(fit, subject.places), as_readout("logits"), spec)
     [found] = state.signatures
     for j, site in enumerate(found.family.sites):
         own = [k for k, s in enumerate(alone.family.sites) if s.place.token == site.name]

@@ -166,14 +166,14 @@ def test_an_error_is_the_one_that_this_process_would_have_met(engine: RayEngine)
         far = [EditBatch(place, Frame.identity(place.width), torch.full((1, place.width), torch.inf))]
         weights = pair_weights(calibration, "z_WX", "balanced")
         with pytest.raises(PlotError) as e:
-            scored(calibration, far, "z_WX", weights, prepared.look)
+            scored(calibration, far, "z_WX", weights, prepared.readout)
         messages.append(str(e.value))
     assert "NaN or infinity" in messages[0]
     assert messages[0] == messages[1]
 
 
 def test_a_bug_comes_back_as_itself(engine: RayEngine) -> None:
-    broken = replace(heq().look, decide=lambda outputs: 1 / 0)
+    broken = replace(heq().readout, decide=lambda outputs: 1 / 0)
     prepared = heq()
     calibration = Study(prepared, engine, shard=SHARD).problem.calibration
     place = prepared.subject.places[0]

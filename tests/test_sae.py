@@ -17,16 +17,17 @@ from torch import Tensor
 from nets import Planted, hooked_subject, mlp, planted_plane, rand
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.edits import encoder as encoding
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.handles import Edit, Handle, handle_from_edits
-from plot_ot.signatures import readout, signatures
+from plot_ot.signatures import as_readout, signatures
 from plot_ot.sites.sae import SAE, load_sae, sae_features
-from plot_ot.stages.calibrate import Candidate, Search, calibrate, correct
+from plot_ot.stages.calibrate import Search, calibrate, correct
+from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import MLPSubject, record, record_pairs
 from plot_ot.transport import Transport, couple
 from refusals import assert_refused
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 ARCHITECTURES = ("standard", "jumprelu", "topk", "gated")
 
 
@@ -224,13 +225,13 @@ def test_plot_ranks_a_variables_own_features_first_and_its_handle_is_always_righ
     sae = dictionary(planted, seed, **options)
     fit, calibration, fresh = record(planted.subject, *planted.banks(240, 240, 240, seed=seed))
     family = sae_features(sae, place="layer1")(fit, planted.subject.places)
-    [coupling] = couple(signatures(fit, family, LOOK), Transport("uot-one-sided", (0.05,), (1.0,), scale="median"))
+    [coupling] = couple(signatures(fit, family, READOUT), Transport("uot-one-sided", (0.05,), (1.0,), scale="median"))
     for v, first in (("p", 0), ("q", 3)):
         names = {f"layer1.sae[{first + k}]" for k in range(3)}
         assert {family.sites[j].name for j in coupling.ranking(v)[:3]} == names
         search = Search((1, 2, 3, 4), (1.0, 2.0, 3.0))
-        handle = calibrate(calibration, [Candidate(family, coupling)], v, search, LOOK).handle
-        assert correct(fresh, handle, LOOK).all()
+        handle = calibrate(calibration, [Candidate(family, coupling)], v, search, READOUT).handle
+        assert correct(fresh, handle, READOUT).all()
         assert set(handle.edits[0].frame.encoder.features.tolist()) <= {first, first + 1, first + 2}
         handle.save(tmp_path / "h.safetensors")
         again = Handle.load(tmp_path / "h.safetensors", planted.subject)
@@ -271,7 +272,7 @@ def test_an_autoencoder_of_another_place_is_told_by_what_it_explains():
     other = dictionary(planted_plane(1001), 1000)
     assert other.explained(a) < 0.95
     far = SAE(other.frame, other.offset + 10, "")
-    with pytest.warns(UserWarning, match="layer1 worse than their mean"):
+    with pytest.warns(PlotWarning, match="layer1 worse than their mean"):
         sae_features(far, "layer1")(fit, planted.subject.places)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
-from plot_ot.signatures import AGGREGATES, NORMALISATIONS, READOUTS, SignatureSpec, readout, signatures
+from plot_ot.signatures import AGGREGATES, NORMALISATIONS, READOUTS, SignatureSpec, as_readout, signatures
 from plot_ot.sites import Site, SiteFamily, neurons
 from plot_ot.subjects import MLPSubject, record
 from refusals import assert_refused
@@ -82,7 +82,7 @@ def swapped_output(net, family, site, base, source):
 
 
 @torch.no_grad()
-def oracle(fit, family, look, spec, variables=("u", "v")):
+def oracle(fit, family, readout, spec, variables=("u", "v")):
     """(cost, cosine, |u|, |v|) from explicit effects of every pair."""
     net, one_hot = network(), torch.eye(3)
     centred = (lambda x: x - x.mean()) if spec.centre else (lambda x: x)
@@ -97,7 +97,8 @@ def oracle(fit, family, look, spec, variables=("u", "v")):
     def neural(site):
         pairs = zip(fit.base, fit.source, strict=True)
         return [
-            effect(look.neural(swapped_output(net, family, site, b, s)), look.neural(net(b.float()))) for b, s in pairs
+            effect(readout.neural(swapped_output(net, family, site, b, s)), readout.neural(net(b.float())))
+            for b, s in pairs
         ]
 
     def blocks(effects):
@@ -133,10 +134,10 @@ def assert_measures(found, expected):
 @pytest.mark.parametrize("normalise", NORMALISATIONS)
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_signatures_equal_loops_over_hooked_forward_passes(aggregate, normalise, centre):
-    recording, look = recorded(), readout("logits" if centre else "softmax")
+    recording, readout = recorded(), as_readout("logits" if centre else "softmax")
     family, spec = menu(recording), SignatureSpec(aggregate, normalise, centre)
-    found = signatures(recording, family, look, spec)
-    assert_measures(found, oracle(recording.bank, family, look, spec))
+    found = signatures(recording, family, readout, spec)
+    assert_measures(found, oracle(recording.bank, family, readout, spec))
     assert found.variables == ("u", "v")
     assert found.dead == []
 
@@ -145,22 +146,22 @@ def test_signatures_equal_loops_over_hooked_forward_passes(aggregate, normalise,
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_signatures_do_not_depend_on_how_the_work_is_cut(aggregate, size):
     recording, spec = recorded(size=size), SignatureSpec(aggregate, "unit_family")
-    family, look = menu(recording), readout("softmax")
-    assert_measures(signatures(recording, family, look, spec), oracle(recording.bank, family, look, spec))
+    family, readout = menu(recording), as_readout("softmax")
+    assert_measures(signatures(recording, family, readout, spec), oracle(recording.bank, family, readout, spec))
 
 
 def test_chosen_variables_are_the_rows_in_the_given_order():
-    recording, look, spec = recorded(), readout("softmax"), SignatureSpec()
+    recording, readout, spec = recorded(), as_readout("softmax"), SignatureSpec()
     family = menu(recording)
-    found = signatures(recording, family, look, spec, variables=["v"])
-    assert_measures(found, oracle(recording.bank, family, look, spec, variables=["v"]))
+    found = signatures(recording, family, readout, spec, variables=["v"])
+    assert_measures(found, oracle(recording.bank, family, readout, spec, variables=["v"]))
 
 
 def test_families_of_the_banks_own_are_averaged_apart():
     fit = bank(family=torch.arange(PAIRS) % 3 * 2)  # families 0, 2, 4: 1 and 3 have no pair
-    recording, look, spec = recorded(fit=fit), readout("softmax"), SignatureSpec("family_mean", "unit_family")
+    recording, readout, spec = recorded(fit=fit), as_readout("softmax"), SignatureSpec("family_mean", "unit_family")
     family = menu(recording)
-    assert_measures(signatures(recording, family, look, spec), oracle(fit, family, look, spec))
+    assert_measures(signatures(recording, family, readout, spec), oracle(fit, family, readout, spec))
 
 
 # -- dead sites and noise -----------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_a_dead_neuron_is_reported_and_gains_nothing_by_normalising(aggregate, o
     recording = recorded(net)
     family = neurons(recording, recording.subject.places)
     dead = [s.name for s in family.sites].index("layer2[2]")
-    found = signatures(recording, family, readout("softmax"), SignatureSpec(aggregate, "unit"))
+    found = signatures(recording, family, as_readout("softmax"), SignatureSpec(aggregate, "unit"))
     assert found.dead == [dead]
     assert found.column_norms[dead] < 1e-6
     np.testing.assert_allclose(found.cosine[:, dead], 0, atol=0.05)
@@ -186,31 +187,31 @@ def test_a_dead_neuron_is_reported_and_gains_nothing_by_normalising(aggregate, o
 
 def test_a_constant_error_of_resuming_cancels_in_effects_and_shows_as_noise():
     clean, noisy = recorded(), recorded(error=0.01)
-    family, look = menu(clean), readout("logits")
-    expected, found = signatures(clean, family, look), signatures(noisy, family, look)
+    family, readout = menu(clean), as_readout("logits")
+    expected, found = signatures(clean, family, readout), signatures(noisy, family, readout)
     np.testing.assert_allclose(found.cost, expected.cost, rtol=1e-4)
     assert found.noise == pytest.approx(0.01 * (PAIRS * 3) ** 0.5, rel=1e-3)
     assert expected.noise < 1e-5
 
 
 def test_sites_within_ten_times_the_noise_count_as_dead():
-    family, look = menu(recorded()), readout("logits")
-    norms = signatures(recorded(), family, look).column_norms
+    family, readout = menu(recorded()), as_readout("logits")
+    norms = signatures(recorded(), family, readout).column_norms
     weakest, second = norms.sort().values[:2].tolist()
     error = (weakest * second) ** 0.5 / (10 * (PAIRS * 3) ** 0.5)  # ten times the noise lies between the two
-    found = signatures(recorded(error=error), family, look)
+    found = signatures(recorded(error=error), family, readout)
     assert found.dead == [int(norms.argmin())]
-    assert signatures(recorded(error=error), family, look, SignatureSpec(floor=0.0)).dead == []
+    assert signatures(recorded(error=error), family, readout, SignatureSpec(floor=0.0)).dead == []
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_repeating_every_pair_does_not_change_which_sites_are_dead(aggregate):
-    once, spec, look = bank(), SignatureSpec(aggregate), readout("logits")
+    once, spec, readout = bank(), SignatureSpec(aggregate), as_readout("logits")
     often = once.select(torch.arange(PAIRS).repeat(50))
     family = menu(recorded())
-    norms = signatures(recorded(fit=once), family, look, spec).column_norms
+    norms = signatures(recorded(fit=once), family, readout, spec).column_norms
     error = 0.5 * float(norms.min()) / (10 * (PAIRS * 3) ** 0.5)
-    few, many = (signatures(recorded(fit=fit, error=error), family, look, spec) for fit in (once, often))
+    few, many = (signatures(recorded(fit=fit, error=error), family, readout, spec) for fit in (once, often))
     assert few.dead == []
     assert many.dead == []
     assert many.noise / float(many.column_norms.max()) == pytest.approx(
@@ -223,7 +224,7 @@ def test_repeating_every_pair_does_not_change_which_sites_are_dead(aggregate):
 
 def silent(fit):
     recording = recorded(fit=fit)
-    return signatures(recording, menu(recording), readout("softmax"))
+    return signatures(recording, menu(recording), as_readout("softmax"))
 
 
 def same_u():
@@ -234,12 +235,12 @@ def same_u():
 
 def overflowing():
     recording = recorded(error=torch.nan)
-    return signatures(recording, menu(recording), readout("softmax"))
+    return signatures(recording, menu(recording), as_readout("softmax"))
 
 
 def unknown_variable():
     recording = recorded()
-    return signatures(recording, menu(recording), readout("softmax"), variables=["u", "w"])
+    return signatures(recording, menu(recording), as_readout("softmax"), variables=["u", "w"])
 
 
 ANSWERS = torch.tensor([0, 1, 3])
@@ -249,10 +250,10 @@ REFUSED = {
     "a swap that overflows": (overflowing, ["layer1", "NaN", "pair 0"]),
     "unknown aggregation": (lambda: SignatureSpec(aggregate="mean"), ["aggregation 'mean'", *AGGREGATES]),
     "unknown normalisation": (lambda: SignatureSpec(normalise="l2"), ["normalisation 'l2'", *NORMALISATIONS]),
-    "unknown readout": (lambda: readout("softmx"), ["readout 'softmx'", "Did you mean 'softmax'", *READOUTS]),
-    "label beyond the outputs": (lambda: readout("softmax").abstract(ANSWERS, 3), ["0..2", "[0, 1, 3]"]),
-    "negative label": (lambda: readout("logits").abstract(ANSWERS - 1, 3), ["0..2", "[-1, 0, 2]"]),
-    "more bits than outputs": (lambda: readout("sigmoid").abstract(torch.ones(4, 5), 3), ["5 bits", "3 outputs"]),
+    "unknown readout": (lambda: as_readout("softmx"), ["readout 'softmx'", "Did you mean 'softmax'", *READOUTS]),
+    "label beyond the outputs": (lambda: as_readout("softmax").abstract(ANSWERS, 3), ["0..2", "[0, 1, 3]"]),
+    "negative label": (lambda: as_readout("logits").abstract(ANSWERS - 1, 3), ["0..2", "[-1, 0, 2]"]),
+    "more bits than outputs": (lambda: as_readout("sigmoid").abstract(torch.ones(4, 5), 3), ["5 bits", "3 outputs"]),
 }
 
 
@@ -265,7 +266,7 @@ def test_refusals_name_what_was_found_and_expected(case):
 
 
 def test_a_readout_of_your_own_is_taken_as_it_is():
-    assert readout(READOUTS["logits"]) is READOUTS["logits"] is readout("logits")
+    assert as_readout(READOUTS["logits"]) is READOUTS["logits"] is as_readout("logits")
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -276,32 +277,34 @@ def test_an_answer_is_correct_when_its_label_has_the_largest_output(name, classe
     expected = [
         [max(range(classes), key=row.__getitem__) == t % classes for t, row in enumerate(v)] for v in outputs.tolist()
     ]
-    assert readout(name).correct(outputs, labels).tolist() == expected
+    assert as_readout(name).correct(outputs, labels).tolist() == expected
     if classes == 2:
-        assert readout(name).correct(outputs, labels.bool()).tolist() == expected
+        assert as_readout(name).correct(outputs, labels.bool()).tolist() == expected
 
 
 def test_a_multi_bit_answer_is_correct_only_with_every_bit():
     labels = torch.tensor([[1, 0, 1], [0, 0, 1]])
     outputs = torch.tensor([[[2.0, -1, 3], [-1, -1, 4]], [[2.0, 1, 3], [-1, -1, -4]], [[0.0, -1, 3], [1, -1, 4]]])
     expected = [[True, True], [False, False], [True, False]]  # a logit of exactly 0 is a probability of 1/2: bit 1
-    assert readout("sigmoid").correct(outputs, labels).tolist() == expected
-    assert readout("sigmoid").correct(outputs, labels.bool()).tolist() == expected
+    assert as_readout("sigmoid").correct(outputs, labels).tolist() == expected
+    assert as_readout("sigmoid").correct(outputs, labels.bool()).tolist() == expected
 
 
 def test_a_single_bit_answer_may_be_a_plain_vector_of_labels():
-    look, labels = readout("sigmoid"), torch.tensor([True, False, True])
-    assert look.abstract(labels, 1).tolist() == [[1.0], [0.0], [1.0]]
+    readout, labels = as_readout("sigmoid"), torch.tensor([True, False, True])
+    assert readout.abstract(labels, 1).tolist() == [[1.0], [0.0], [1.0]]
     outputs = torch.tensor([[[3.0], [-2.0], [-1.0]]])
-    assert look.correct(outputs, labels).tolist() == [[True, True, False]]
+    assert readout.correct(outputs, labels).tolist() == [[True, True, False]]
 
 
 def test_features_of_both_sides_share_one_space():
     outputs = torch.tensor([[100.0, 0.0, 0.0], [0.0, 0.0, 100.0]])
-    certain = readout("softmax")
+    certain = as_readout("softmax")
     torch.testing.assert_close(certain.neural(outputs), certain.abstract(torch.tensor([0, 2]), 3))
     bits = torch.tensor([[1, 0], [0, 1]])
-    torch.testing.assert_close(readout("sigmoid").neural(200.0 * bits - 100), readout("sigmoid").abstract(bits, 2))
+    torch.testing.assert_close(
+        as_readout("sigmoid").neural(200.0 * bits - 100), as_readout("sigmoid").abstract(bits, 2)
+    )
 
 
 def test_losses_are_torchs_cross_entropies_per_response():
@@ -309,6 +312,6 @@ def test_losses_are_torchs_cross_entropies_per_response():
     labels, bits = torch.arange(7) % 3, torch.arange(21).reshape(7, 3) % 2
     for variant in range(2):
         expected = F.cross_entropy(outputs[variant], labels, reduction="none")
-        torch.testing.assert_close(readout("softmax").loss(outputs, labels)[variant], expected)
+        torch.testing.assert_close(as_readout("softmax").loss(outputs, labels)[variant], expected)
         by_bit = F.binary_cross_entropy_with_logits(outputs[variant], bits.float(), reduction="none")
-        torch.testing.assert_close(readout("sigmoid").loss(outputs, bits)[variant], by_bit.mean(dim=1))
+        torch.testing.assert_close(as_readout("sigmoid").loss(outputs, bits)[variant], by_bit.mean(dim=1))

@@ -194,7 +194,7 @@ def test_networks_of_any_precision_are_recorded_in_it(make, dtype):
         (lambda: ModuleSubject(Twice(), ["onec"], rand(0, 1, 3)), "submodule 'onec'.*'once'.*twice, never, once"),
         (lambda: ModuleSubject(Twice(), [], rand(0, 1, 3)), "at least one place"),
         (lambda: ModuleSubject(nn.Sequential(Named()), ["0"], rand(0, 1, 3)), "'0' outputs dict; .* a tensor"),
-        (lambda: ModuleSubject(Named(), ["inner"], rand(0, 1, 3)), "returns dict; pass `readout`"),
+        (lambda: ModuleSubject(Named(), ["inner"], rand(0, 1, 3)), "returns dict; pass `output`"),
         (lambda: ModuleSubject(mlp(4, 6, 3), ["1"], rand(0, 1, 4), position=0), "position"),
         (lambda: read_tokens(Reader(), ["taps.0"], position=9), "position"),
         (lambda: MLPSubject(nn.Sequential(nn.Linear(3, 3))), "no hidden activation"),
@@ -209,7 +209,7 @@ def test_networks_that_cannot_be_looked_at_so_are_refused(make: Callable[[], obj
 
 
 def test_a_readout_turns_any_output_into_a_tensor():
-    subject = ModuleSubject(Named(), ["inner"], rand(0, 1, 3), readout=lambda out: out["scores"])
+    subject = ModuleSubject(Named(), ["inner"], rand(0, 1, 3), output=lambda out: out["scores"])
     assert subject.record(rand(0, 4, 3)).outputs.shape == (4, 2)
 
 

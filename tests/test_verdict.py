@@ -9,11 +9,12 @@ from plot_ot.abstract.banks import Bank, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.subjects import MLPSubject, record
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 ROWS = torch.cartesian_prod(*[torch.arange(2)] * 6)
 
 
@@ -59,12 +60,12 @@ def judged(
     sensitivity, invariance = record(subject, *banks)
     handle = neuron_handle(subject, variable, handle_neuron)
     randoms = [neuron_handle(subject, variable, at_random)] * 20
-    return judge(handle, sensitivity, invariance.select(torch.arange(few)), randoms, LOOK, generator)
+    return judge(handle, sensitivity, invariance.select(torch.arange(few)), randoms, READOUT, generator)
 
 
 def test_the_right_neuron_is_placed_and_compact():
     verdict = judged(handle_neuron=0)
-    assert verdict.status == "placed and compact"
+    assert verdict.status is Status.COMPACT
     assert verdict.evidence["handle"] == 1.0
     assert verdict.evidence["copy_source"] == pytest.approx(0.5)
     assert "placed in layer1, compact in 1 of 4 dimensions" in verdict.sentence
@@ -73,30 +74,30 @@ def test_the_right_neuron_is_placed_and_compact():
 @pytest.mark.parametrize("neuron", [1, 2], ids=["the other variable's neuron", "a bystander"])
 def test_the_wrong_neuron_is_not_localized(neuron):
     verdict = judged(handle_neuron=neuron)
-    assert verdict.status == "not localized"
+    assert verdict.status is Status.ABSENT
     assert "does not beat copying the source" in verdict.sentence
 
 
-def test_a_right_handle_tested_on_few_base_inputs_is_undecidable():
+def test_a_right_handle_tested_on_few_base_inputs_is_undecided():
     verdict = judged(handle_neuron=0, few=6)
-    assert verdict.status == "undecidable"
+    assert verdict.status is Status.UNDECIDED
     assert "too few base inputs whose source keeps it (" in verdict.sentence
     assert "never broken" in verdict.sentence
 
 
 def test_a_handle_no_better_than_random_ones_is_not_localized():
     verdict = judged(handle_neuron=0, at_random=0)
-    assert verdict.status == "not localized"
+    assert verdict.status is Status.ABSENT
     assert "random handles" in verdict.sentence
 
 
 def test_a_variable_whose_label_is_always_the_sources_answer_is_an_output_variable():
     verdict = judged(0, xor_model(variables=["y"]), "y")
-    assert verdict.status == "output variable"
+    assert verdict.status is Status.OUTPUT
     assert "The earliest place that sets it, patched whole, is layer1 (1.000)." in verdict.sentence
 
 
-def test_pairs_that_never_separate_two_variables_leave_it_undecidable():
+def test_pairs_that_never_separate_two_variables_leave_it_undecided():
     causal = CausalModel(
         list("abcdef"),
         {
@@ -108,7 +109,7 @@ def test_pairs_that_never_separate_two_variables_leave_it_undecidable():
         output="y",
     )
     verdict = judged(0, causal)
-    assert verdict.status == "undecidable"
+    assert verdict.status is Status.UNDECIDED
     assert "swapping 'copy' instead" in verdict.sentence
 
 
@@ -116,7 +117,7 @@ def test_controls_do_what_their_names_say():
     causal, subject = xor_model(), MLPSubject(and_xor_net())
     bank = draw_pairs(causal, ROWS, "sensitive", 200, torch.Generator().manual_seed(1), variable="left")
     [recording] = record(subject, bank)
-    found = controls(recording, "left", LOOK)
+    found = controls(recording, "left", READOUT)
     assert not found["no-edit"].any()
     assert torch.equal(found["copy-source"], bank.source_answer == bank.labels["left"])
     patch = full_patch("left", [subject.places[0]], subject)

@@ -12,7 +12,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.sites import (
     blocks,
     neurons,
@@ -23,11 +23,11 @@ from plot_ot.sites import (
     subspaces,
     whole_places,
 )
-from plot_ot.stages.calibrate import Candidate, Search
+from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.coupling import Localize, attribution
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.problem import Candidate, Problem, State
 from plot_ot.subjects import BankRecording, MLPSubject, record
 from plot_ot.transport import Transport, couple, from_scores, solve
 
@@ -62,7 +62,7 @@ def fit() -> BankRecording:
 @pytest.fixture(scope="module")
 def problem(fit) -> Problem:
     [calibration] = record(fit.subject, bank(1))
-    return Problem(fit.subject, fit, calibration, ("left", "right"), readout("softmax"))
+    return Problem(fit.subject, fit, calibration, ("left", "right"), as_readout("softmax"))
 
 
 def test_the_principal_frame_is_numpys_pca_of_the_distinct_bases(fit):
@@ -250,7 +250,7 @@ def test_attribution_is_the_slope_of_the_loss_in_the_gain(problem):
         for j in range(len(family)):
             weights = torch.zeros(2, len(family), dtype=torch.float64)
             weights[:, j] = torch.tensor([-1e-2, 1e-2])
-            low, high = problem.look.loss(respond(problem.fit, family.edits(weights)), labels).double().sum(dim=1)
+            low, high = problem.readout.loss(respond(problem.fit, family.edits(weights)), labels).double().sum(dim=1)
             slope = float(low - high) / 2e-2
             assert found[row, j] == pytest.approx(max(0.0, slope), rel=2e-2, abs=0.5)
 

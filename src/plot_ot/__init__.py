@@ -16,9 +16,10 @@ from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
 from plot_ot.sites.heads import heads
 from plot_ot.sites.sae import load_sae, sae_features
 from plot_ot.stages.boundless import TrainBoundless
-from plot_ot.stages.calibrate import Candidate, Search, calibrate
+from plot_ot.stages.calibrate import Search, calibrate
 from plot_ot.stages.masks import TrainMask
 from plot_ot.stages.prefilter import Prefilter
+from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import (
     CausalSubject,
     DecoderSubject,

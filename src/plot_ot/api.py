@@ -19,12 +19,12 @@ from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
-from plot_ot.methods import Method, layered, progressive, random_progressive
+from plot_ot.judging.verdict import Verdict
+from plot_ot.methods import Method, MethodKind, layered, progressive, random_progressive
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
-from plot_ot.report.summary import flag_name
 from plot_ot.result import Result
-from plot_ot.signatures import Readout, SignatureSpec, readout
+from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.choose import TrainDas
 from plot_ot.studies.study import Prepared, Spoken, Study
 from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject
@@ -104,7 +104,7 @@ def localize(
     pairs: Any,
     *,
     method: str | Method = "plot",
-    look: str | Readout | None = None,
+    readout: str | Readout | None = None,
     size: int | None = None,
     seed: int = 0,
     engine: Engine | None = None,
@@ -131,11 +131,11 @@ def localize(
         subject = bind(subject, hypothesis, **options)
     else:
         if options:
-            unknown("option", next(iter(options)), ("method", "look", "size", "seed"))
+            unknown("option", next(iter(options)), ("method", "readout", "size", "seed"))
         given = _read(hypothesis, pairs)
     causal = hypothesis.causal if isinstance(hypothesis, Hypothesis) else hypothesis
     language = isinstance(subject, DecoderSubject)
-    look = readout(look or ("logits" if language else "softmax"))
+    readout = as_readout(readout or ("logits" if language else "softmax"))
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
     chosen = _method(method, subject, len(causal.variables), spec)
     generator = torch.Generator().manual_seed(seed)
@@ -144,7 +144,7 @@ def localize(
     if isinstance(given, Splits):
         splits = given
     else:
-        right = _spoken_right(subject, hypothesis, tokenizer) if text else _right(subject, causal, look)
+        right = _spoken_right(subject, hypothesis, tokenizer) if text else _right(subject, causal, readout)
         if isinstance(given, Pairs):
             splits, said = from_pairs(causal, given, right, generator)
         else:
@@ -153,13 +153,13 @@ def localize(
     if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
         spoken = Spoken(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
     task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
-    study = Study(Prepared(task, name, seed, subject, splits, look, spoken=spoken), engine)
+    study = Study(Prepared(task, name, seed, subject, splits, readout, spoken=spoken), engine)
     places = subject.places
     unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
     handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
-    flags = sorted({flag_name(f) for c in unit["couplings"] for f in c["flags"]})
+    flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
     notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]
-    verdicts = {v["variable"]: v for v in unit.get("verdicts", [])}
+    verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
     seconds = unit["runtimes"][0]["seconds"]
     return Result(handles, verdicts, unit["records"], seconds, unit, study.control_unit(), config, notes)
@@ -184,7 +184,7 @@ def _method(method: str | Method, subject: Subject, variables: int, spec: Signat
     if method == "plot-layered":
         return layered()
     if method == "das":
-        return Method("das", "DAS at every place, every subspace size", (TrainDas(),), kind="das")
+        return Method("das", "DAS at every place, every subspace size", (TrainDas(),), kind=MethodKind.DAS)
     unknown("method", method, METHODS)
 
 
@@ -207,11 +207,11 @@ def _read(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Splits | Pairs | 
     return Pairs(base, source, table.family, table.split) if table.source else base
 
 
-def _right(subject: Subject, causal: CausalModel, look: Readout) -> Callable[[Tensor], Bool[Tensor, " rows"]]:
+def _right(subject: Subject, causal: CausalModel, readout: Readout) -> Callable[[Tensor], Bool[Tensor, " rows"]]:
     """Rows that the network answers as the causal model does."""
 
     def right(rows: Tensor) -> Tensor:
-        answers = look.decide(subject.record(rows, torch.zeros(0, dtype=torch.long)).outputs).cpu()
+        answers = readout.decide(subject.record(rows, torch.zeros(0, dtype=torch.long)).outputs).cpu()
         return same(answers, causal.answer(rows).to(answers.dtype))
 
     return right

@@ -194,7 +194,9 @@ def _look_at_power(found: Checkup, causal: CausalModel, splits: Splits) -> None:
         if power.is_output:
             found.notes.append(f"'{v}' is an output variable: its swap always gives the source's answer")
         elif gaps := power.missing(LEAST):
-            found.problems.append(f"'{v}' is undecidable with these pairs: its test bank has too few {'; '.join(gaps)}")
+            found.problems.append(
+                f"'{v}' would be undecided with these pairs: its test bank has too few {'; '.join(gaps)}"
+            )
 
 
 def _families(*banks: Bank) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The one family of errors that users meet.
+"""The one family of errors and the one family of warnings that users meet.
 
 A message says what was found, what was expected, and what to do about it.
 """
@@ -13,6 +13,14 @@ MOST_NAMES = 40
 
 class PlotError(Exception):
     """Something the user can mend: a wrong name, shape, value, file or directory."""
+
+
+class PlotWarning(UserWarning):
+    """Something that a user should know and the package goes on after."""
+
+
+class CouplingWarning(PlotWarning):
+    """Some couplings of a stage are degenerate: they say less than they seem to."""
 
 
 def unknown(kind: str, given: object, legal: Iterable[str]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from plot_ot.errors import unknown
 from plot_ot.signatures import SignatureSpec
@@ -29,6 +30,23 @@ FINE = Transport(epsilon=(0.01, 0.03, 0.1, 0.5), scale="median")
 WIDE_FINE = Transport(epsilon=(0.03, 0.3), scale="median")
 
 
+class MethodKind(str, Enum):
+    """What a method is, in tables and charts; its text is what files hold."""
+
+    TRANSPORT = "transport"
+    DAS = "das"
+    BASELINE = "baseline"
+    CONTROL = "control"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def judged(self) -> bool:
+        """Whether its handles get verdicts: baselines and controls are what others are compared with."""
+        return self in (MethodKind.TRANSPORT, MethodKind.DAS)
+
+
 @dataclass(frozen=True)
 class Method:
     """A named list of stages."""
@@ -36,8 +54,7 @@ class Method:
     name: str
     summary: str
     stages: tuple[Stage, ...]
-    kind: str = "transport"
-    """`transport`, `das`, or `baseline`."""
+    kind: MethodKind = MethodKind.TRANSPORT
 
     def run(self, problem: Problem) -> tuple[State, dict[str, float]]:
         """All stages in turn; also the seconds each part took."""
@@ -122,10 +139,10 @@ def random_progressive(draw: int, places: Sequence[Place]) -> Method:
         ScoreSites("random", at_random(draw + 10_000), blocks(max(1, max(p.width for p in places) // NARROW))),
         Calibrate(WIDE_SEARCH),
     )
-    return Method(f"random-{draw}", "a random place, random neurons, same search", stages, kind="baseline")
+    return Method(f"random-{draw}", "a random place, random neurons, same search", stages, kind=MethodKind.BASELINE)
 
 
 def random_sites(draw: int, search: Search) -> Method:
     """The control of every transport method: a random ranking of all neurons, then the same search."""
     stages = (ScoreSites("random", at_random(draw)), Calibrate(replace(search, ties="smallest"), supports="place"))
-    return Method(f"random-{draw}", "random neurons and weights, same search", stages, kind="baseline")
+    return Method(f"random-{draw}", "random neurons and weights, same search", stages, kind=MethodKind.BASELINE)

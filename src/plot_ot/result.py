@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.files.run_directory import Json, RunDirectory, write_json
+from plot_ot.errors import PlotError, unknown
+from plot_ot.files.run_directory import LISTS, Json, RunDirectory, write_json
 from plot_ot.handles import Handle
-from plot_ot.judging.verdict import Accuracy, Bootstrap, controls, full_patch
+from plot_ot.judging.verdict import Accuracy, Bootstrap, Verdict, controls, full_patch
 from plot_ot.report.page import fragment, page, write_page
-from plot_ot.signatures import Readout, readout
+from plot_ot.signatures import Readout, as_readout
 from plot_ot.stages.calibrate import correct
 from plot_ot.subjects import Subject, record
 from plot_ot.version import library_versions
+
+if TYPE_CHECKING:
+    import pandas
 
 CONTROLS = "controls"
 
@@ -27,7 +32,7 @@ class Result:
     """Handles by variable, with what the test banks say about them."""
 
     handles: Mapping[str, Handle]
-    verdicts: Mapping[str, Json]
+    verdicts: Mapping[str, Verdict]
     records: Sequence[Json]
     seconds: float
     unit: Json
@@ -58,7 +63,7 @@ class Result:
         return path
 
     def __str__(self) -> str:
-        lines = [str(v["sentence"]) for v in self.verdicts.values()]
+        lines = [v.sentence for v in self.verdicts.values()]
         lines += [f"  {v}: {' → '.join(self.zoom(v))}" for v in self.handles if len(self.zoom(v)) > 1]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, f"  {self.seconds:.1f} s, method {self.method}"])
@@ -67,12 +72,65 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The verdicts as plain HTML, and below them the whole report in a frame of its own."""
-        told = fragment(self.records, list(self.verdicts.values()), self.unit["runtimes"])
+        told = fragment(self.records, self.unit.get("verdicts", []), self.unit["runtimes"])
         with tempfile.TemporaryDirectory() as folder:
             self._write(Path(folder) / "run")
             report = html.escape(page([Path(folder) / "run"]), quote=True)
         frame = 'sandbox="allow-scripts allow-downloads" style="width:100%;height:48rem;border:1px solid #8884"'
         return f'{told}<details><summary>Charts</summary><iframe srcdoc="{report}" {frame}></iframe></details>'
+
+    def to_frame(self, table: Literal["records", "verdicts"] = "records") -> pandas.DataFrame:
+        """The records, or the verdicts with their numbers, as a pandas table: one row each."""
+        try:
+            import pandas
+        except ImportError as e:
+            raise PlotError("A data frame needs pandas, which is not installed: pip install pandas.") from e
+        if table not in ("records", "verdicts"):
+            unknown("table", table, ("records", "verdicts"))
+        if table == "records":
+            return pandas.DataFrame(list(self.records))
+        rows = [
+            {
+                "variable": v.variable,
+                "status": str(v.status),
+                "accuracy": v.accuracy,
+                "sentence": v.sentence,
+                **v.evidence,
+            }
+            for v in self.verdicts.values()
+        ]
+        return pandas.DataFrame(rows)
+
+    def to_markdown(self) -> str:
+        """The verdicts as a Markdown table with a sentence each, for notes and issues."""
+        lines = ["| variable | verdict | accuracy | handle |", "| --- | --- | --- | --- |"]
+        for name, verdict in self.verdicts.items():
+            handle, reached = self.handles[name], "–" if verdict.accuracy is None else f"{verdict.accuracy:.3f}"
+            spread = "" if verdict.interval is None else " [{:.3f}, {:.3f}]".format(*verdict.interval)
+            where = f"{', '.join(handle.places)}: {handle.size} direction{'' if handle.size == 1 else 's'}"
+            cells = (name, str(verdict.status), reached + spread, where)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        return "\n".join([*lines, "", *(f"- {v.sentence}" for v in self.verdicts.values())])
+
+    @classmethod
+    def load(cls, directory: str | Path, method: str | None = None, seed: int | None = None) -> Result:
+        """What one method found in one seed of a run directory; the only method and seed need no name."""
+        run = RunDirectory.read(Path(directory))
+        results, config = run.results(), run.manifest["config"]
+        method = _only("method", method, [r["method"] for r in results["runtimes"]])
+        seed = int(_only("seed", None if seed is None else str(seed), [str(r["seed"]) for r in results["runtimes"]]))
+        rows = {**{name: results[name] for name in LISTS}, "couplings": run.couplings()}
+        here = {name: [r for r in some if r.get("seed") == seed] for name, some in rows.items()}
+        unit = {name: [r for r in some if r.get("method") == method] for name, some in here.items()}
+        if not unit["runtimes"]:
+            raise PlotError(f"{directory} has no results of method '{method}' in seed {seed}.")
+        told = ("no-edit", "copy-source", CONTROLS)
+        controls = {name: [r for r in here[name] if r.get("method") in told] for name in ("records", "notes")}
+        handles = {s["variable"]: Handle.load(run.handle_path(seed, method, s["variable"])) for s in unit["selection"]}
+        verdicts = {v["variable"]: Verdict.from_row(v) for v in unit["verdicts"]}
+        notes = [str(n) for n in run.manifest.get("notes", [])]
+        seconds = unit["runtimes"][0]["seconds"]
+        return cls(handles, verdicts, unit["records"], seconds, unit, controls, config, notes)
 
     def save(self, directory: str | Path) -> Path:
         """Write a run directory: handles, couplings, results and report.html; the path of the report."""
@@ -83,12 +141,24 @@ class Result:
         run = RunDirectory.open(directory, self.config, library_versions(), "plot_ot.localize(...)")
         for handle in self.handles.values():
             handle.save(run.handle_path(seed, self.method, handle.variable))
+        for note in self.notes:
+            run.note(note)
         run.finish(seed, CONTROLS, self.controls)
         run.finish(seed, self.method, self.unit)
         run.compile([CONTROLS, self.method])
         run.manifest["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         write_json(run.path / "manifest.json", run.manifest)
         return run.path
+
+
+def _only(kind: str, name: str | None, there: Sequence[str]) -> str:
+    """The one that was asked for, or the only one there is."""
+    names = list(dict.fromkeys(there))
+    if name is None and len(names) != 1:
+        raise PlotError(f"The run has {len(names)} {kind}s ({', '.join(names)}): name one.")
+    if name is not None and name not in names:
+        unknown(kind, name, names)
+    return names[0] if name is None else name
 
 
 @dataclass(frozen=True)
@@ -107,14 +177,14 @@ class Evaluation:
         return f"{self.variable} on {self.bank}: {a.value:.3f} [{a.low:.3f}, {a.high:.3f}] of {a.pairs} pairs; {said}"
 
 
-def evaluate(handle: Handle, bank: Bank, subject: Subject, look: str | Readout = "softmax") -> Evaluation:
+def evaluate(handle: Handle, bank: Bank, subject: Subject, readout: str | Readout = "softmax") -> Evaluation:
     """The share of a bank's pairs where the handle makes the network give the swap's label, with 95 % intervals."""
     handle.require(subject)
     bank.require(handle.variable)
-    look = readout(look)
+    readout = as_readout(readout)
     [recording] = record(subject, bank)
-    boot, right = Bootstrap(bank), correct(recording, handle, look)
+    boot, right = Bootstrap(bank), correct(recording, handle, readout)
     patch = full_patch(handle.variable, [e.place for e in handle.edits], subject)
-    others = {**controls(recording, handle.variable, look), "full-patch": correct(recording, patch, look)}
+    others = {**controls(recording, handle.variable, readout), "full-patch": correct(recording, patch, readout)}
     shares = {name: float(hits.double().mean()) for name, hits in others.items()}
     return Evaluation(handle.variable, bank.name, boot.accuracy(right), boot.by_family(right), shares)

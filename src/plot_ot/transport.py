@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -59,6 +60,48 @@ class Transport:
         return [(e, b) for e in self.epsilon for b in betas]
 
 
+class Degeneracy(str, Enum):
+    """A way in which a coupling can say less than it seems to; its text is what files and tables hold."""
+
+    ONE_ROW = "one row"
+    UNIFORM = "uniform plan"
+    IDENTICAL = "identical rows"
+    SATURATED = "saturated"
+    DEAD = "dead signatures"
+    NOT_CONVERGED = "not converged"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def meaning(self) -> str:
+        """The degeneracy in one sentence."""
+        return MEANINGS[self]
+
+
+MEANINGS = {
+    Degeneracy.ONE_ROW: "A balanced coupling of a single variable is uniform whatever the costs; use one-sided UOT.",
+    Degeneracy.UNIFORM: "The coupling prefers no site.",
+    Degeneracy.IDENTICAL: "The effects of the variables are not told apart.",
+    Degeneracy.SATURATED: "Several sites tie for the top mass; their costs break the tie.",
+    Degeneracy.DEAD: "Swapping these sites changes nothing.",
+    Degeneracy.NOT_CONVERGED: "The masses are not yet those of the problem.",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Flag:
+    """A degeneracy of one coupling, with its particulars."""
+
+    kind: Degeneracy
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else str(self.kind)
+
+    __repr__ = __str__
+
+
 @dataclass(frozen=True)
 class Coupling:
     """A fitted plan Π with its names, and what it says about itself."""
@@ -77,7 +120,7 @@ class Coupling:
     iterations: int = 0
     row_error: float = 0.0
     column_error: float = 0.0
-    flags: tuple[str, ...] = field(default=())
+    flags: tuple[Flag, ...] = ()
     spread: Float[ndarray, "m n"] | None = None
     """Standard errors of the plan, where signatures were made to have them."""
     exact: Bool[ndarray, " n"] | None = None
@@ -122,7 +165,34 @@ def _tied(a: float, b: float) -> bool:
 
 
 def couple(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None = None) -> list[Coupling]:
-    """One coupling per (ε, β) of the grid; `mask` False forbids a variable a site."""
+    """One coupling per (ε, β) of the grid; `mask` False forbids a variable a site.
+
+    Of approximate signatures it keeps which costs are exact and the families' weights; where they have replicates, the
+    plans of these give the plan's standard errors.
+    """
+    couplings = _fitted(signatures, transport, mask)
+    replicates = [[_fitted(s, transport, mask) for s in some] for some in signatures.replicates]
+    exact = None if signatures.exact is None else signatures.exact.numpy()
+    return [
+        replace(
+            c,
+            spread=_spread([[s[g].plan for s in some] for some in replicates]),
+            exact=exact,
+            weights=signatures.weights,
+        )
+        for g, c in enumerate(couplings)
+    ]
+
+
+def _spread(replicates: Sequence[Sequence[Float[ndarray, "m n"]]]) -> Float[ndarray, "m n"] | None:
+    """Standard errors of a plan from the plans without each part, over all sources of error."""
+    if not replicates:
+        return None
+    variances = [(len(p) - 1) * np.var(np.stack(p), axis=0) for p in replicates]
+    return np.asarray(np.sqrt(np.sum(variances, axis=0)))
+
+
+def _fitted(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None) -> list[Coupling]:
     cost = signatures.cost.numpy()
     _refuse_non_finite(
         "Costs must be an m x n matrix of numbers",
@@ -201,26 +271,27 @@ def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[nd
     return Coupling(tuple(variables), tuple(sites), plan, -scores, kind, flags=_degeneracies(solution, kind, []))
 
 
-def _degeneracies(solution: Solution, kind: str, dead: list[str]) -> tuple[str, ...]:
-    """When a coupling means nothing, in words."""
-    plan, flags = solution.plan, []
+def _degeneracies(solution: Solution, kind: str, dead: list[str]) -> tuple[Flag, ...]:
+    """Why a coupling says less than it seems to."""
+    plan, flags = solution.plan, list[Flag]()
     conditional = plan / plan.sum(axis=1, keepdims=True).clip(min=1e-300)
     if not solution.converged:
-        flags.append(f"not converged: row marginal off by {solution.row_error:.1e}")
+        flags.append(Flag(Degeneracy.NOT_CONVERGED, f"row marginal off by {solution.row_error:.1e}"))
     if len(plan) == 1 and kind == "eot" and plan.shape[1] > 1:
-        flags.append("one row: a balanced coupling of a single variable is uniform whatever the costs")
+        flags.append(Flag(Degeneracy.ONE_ROW))
     elif np.ptp(conditional, axis=1).max() < 1e-6 / plan.shape[1]:
-        flags.append("uniform plan: it prefers no site")
+        flags.append(Flag(Degeneracy.UNIFORM))
     elif len(plan) > 1 and np.abs(conditional - conditional[:1]).max() < 1e-6 * conditional.max():
-        flags.append("identical rows: the variables are not told apart")
+        flags.append(Flag(Degeneracy.IDENTICAL))
     top = np.sort(conditional, axis=1)[:, ::-1]
     if plan.shape[1] > 1 and not flags:
         ties = [(row >= row[0] * (1 - 1e-9)).sum() for row in top]
         if max(ties) > 1:
-            flags.append(f"saturated: {', '.join(str(t) for t in ties)} sites tie for the top; costs break the tie")
+            tied = ", ".join(str(t) for t in ties)
+            flags.append(Flag(Degeneracy.SATURATED, f"{tied} sites tie for the top; costs break the tie"))
     if dead:
         shown = ", ".join(dead[:6]) + (", ..." if len(dead) > 6 else "")
-        flags.append(f"dead signatures at {len(dead)} of {plan.shape[1]} sites: {shown}")
+        flags.append(Flag(Degeneracy.DEAD, f"{len(dead)} of {plan.shape[1]} sites: {shown}"))
     return tuple(flags)
 
 

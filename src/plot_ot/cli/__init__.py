@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.markup import escape
 
 from plot_ot.cli import check, explain, localize, models, run, show
 from plot_ot.cli.common import console, errors
-from plot_ot.errors import PlotError
+from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.version import __version__
 
 app = typer.Typer(
@@ -47,6 +48,7 @@ def options(
 
 def main() -> None:
     """Entry point: one line per error, no traceback unless PLOT_OT_DEBUG is set."""
+    warnings.simplefilter("ignore", CouplingWarning)  # flags are printed with the results, not between them
     try:
         app()
     except PlotError as e:

@@ -22,6 +22,7 @@ Out = Annotated[Path, typer.Option(help="Run directory; an interrupted run there
 Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) or 'balanced' over (z_WX, z_YZ).")]
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
+PairCount = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[bool, typer.Option(help="Also what calibration chose, and every coupling's flags.")]

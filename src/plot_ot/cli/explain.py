@@ -13,7 +13,19 @@ import typer
 from torch import Tensor
 
 from plot_ot.abstract.prompts import encode
-from plot_ot.cli.common import Bits, First, Methods, Sampler, Size, SplitName, Strengths, Width, budget, console
+from plot_ot.cli.common import (
+    Bits,
+    First,
+    Methods,
+    PairCount,
+    Sampler,
+    Size,
+    SplitName,
+    Strengths,
+    Width,
+    budget,
+    console,
+)
 from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import Method, pick
 from plot_ot.models.named import LanguageModel, model_directory
@@ -45,7 +57,6 @@ Efficiency = Annotated[float | None, typer.Option(help="Share of FLOP/s and band
 Call = Annotated[float | None, typer.Option(help="Seconds that calling one block takes, whatever it computes.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: bfloat16 on GPUs).")]
 Fit = Annotated[int, typer.Option(help="Fit pairs of a language task.")]
-Pairs = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
 Budget = Annotated[float, typer.Option("--memory", help="GB that a language model's recording may take.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs that DAS will train (default: the most it may).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
@@ -75,7 +86,7 @@ def explain(
     model: Model = None,
     adapter: Adapter = None,
     fit: Fit = 200,
-    pairs: Pairs = 100,
+    pairs: PairCount = 100,
     memory: Budget = 4.0,
     methods: Methods = None,
     epochs: Epochs = None,

@@ -18,6 +18,7 @@ from plot_ot.cli.common import (
     First,
     Methods,
     Out,
+    PairCount,
     Quiet,
     Seeds,
     Threads,
@@ -49,7 +50,6 @@ DasEvery = Annotated[int, typer.Option(min=1, help="Full DAS at every n-th block
 DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
 DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
 Fit = Annotated[int, typer.Option(help="Fit pairs.")]
-Pairs = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: the model's own).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model.")]
@@ -73,7 +73,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         das_sizes: DasSizes = 11,
         das_epochs: DasEpochs = 40,
         fit: Fit = 200,
-        pairs: Pairs = 100,
+        pairs: PairCount = 100,
         dtype: Dtype = None,
         device: Device = None,
         revision: Revision = None,

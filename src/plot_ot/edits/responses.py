@@ -15,7 +15,7 @@ from plot_ot.edits.frames import EditBatch
 from plot_ot.edits.guards import refuse_non_finite, within_memory
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
-from plot_ot.subjects.protocol import Rewrite
+from plot_ot.subjects.protocol import PairIndex, Rewrite
 
 
 def respond(recording: Recording, edits: Sequence[EditBatch]) -> Float[Tensor, "variants pairs ..."]:
@@ -29,13 +29,10 @@ def respond(recording: Recording, edits: Sequence[EditBatch]) -> Float[Tensor, "
     return outputs
 
 
-Pairs = slice | Int[Tensor, " chosen"]
-
-
 @torch.no_grad()
 def stream(
     recording: Recording, edits: Sequence[EditBatch]
-) -> Iterator[tuple[Int[Tensor, " chosen"], Pairs, Float[Tensor, "chosen pairs ..."]]]:
+) -> Iterator[tuple[Int[Tensor, " chosen"], PairIndex, Float[Tensor, "chosen pairs ..."]]]:
     """`respond` in pieces (variants, pairs, outputs) that fit the subject's batch size, by a plan fixed in advance.
 
     Every variant resumes at the first place where one of its gains is not zero; pairs that are the same to all of
@@ -89,7 +86,7 @@ class Distinct:
 
     def batches(
         self, size: int, order: Int[Tensor, " classes"] | None = None
-    ) -> Iterator[tuple[Pairs, Pairs, Callable[[Tensor], Tensor]]]:
+    ) -> Iterator[tuple[PairIndex, PairIndex, Callable[[Tensor], Tensor]]]:
         """The classes in batches of `size`, in the given order: (classes, their pairs, outputs by class -> by pair)."""
         if self.of_pair is None:
             for at in range(0, len(self.once), size):
@@ -119,7 +116,7 @@ def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Float[Tensor, "variants cl
 def resume_edited(
     recording: Recording,
     edits: Sequence[EditBatch],
-    pairs: slice | Tensor = slice(None),
+    pairs: PairIndex = slice(None),
     gathered: Sequence[Gathered] | None = None,
 ) -> Float[Tensor, "variants pairs ..."]:
     """One batch of responses, all resumed at the first edit's place; gradients flow into frames and gains.
@@ -138,9 +135,7 @@ class Gathered:
         self.source = recording.source_at(place)
 
 
-def _resume(
-    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: slice | Tensor
-) -> Tensor:
+def _resume(recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: PairIndex) -> Tensor:
     index = range(len(recording))[pairs] if isinstance(pairs, slice) else pairs
 
     def run(v: slice, p: slice) -> Tensor:
@@ -152,7 +147,7 @@ def _resume(
 
 
 def _resume_at_once(
-    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: slice | Tensor
+    recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: PairIndex
 ) -> Tensor:
     first, *rest = edits
     edited = first.apply(gathered[0].base[pairs].unsqueeze(0), gathered[0].source[pairs])

@@ -20,9 +20,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject
-from plot_ot.subjects.protocol import Share, _refuse_non_finite
-
-Pairs = slice | Int[Tensor, " chosen"]
+from plot_ot.subjects.protocol import PairIndex, Share, _refuse_non_finite
 
 WORK = 1 << 28
 """Multiply-adds below which a piece of work is so small that starting it shows: smaller ones are kept together."""
@@ -46,7 +44,7 @@ class Unit:
     """`work(recording of some pairs, *args)`, which returns little: sums, counts, frames."""
 
     work: Callable[..., Any]
-    pairs: Pairs
+    pairs: PairIndex
     """The pairs of one shard, as `shards` gives them; slice(None) is the whole bank."""
     places: tuple[Place, ...]
     """Where it looks at activations."""
@@ -83,7 +81,7 @@ class SharedRecording(BankRecording):
         )
 
 
-def shards(recording: BankRecording) -> list[Pairs]:
+def shards(recording: BankRecording) -> list[PairIndex]:
     """The pairs of every shard, in plan order; one slice(None) where there is no more than one."""
     if not isinstance(recording, SharedRecording):
         return [slice(None)]

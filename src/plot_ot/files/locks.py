@@ -16,7 +16,7 @@ import weakref
 from datetime import datetime, timezone
 from pathlib import Path
 
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, PlotWarning
 
 NAME = ".lock"
 _HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
@@ -59,6 +59,7 @@ class Lock:
             warnings.warn(
                 f"{directory} lies on a file system without locks ({e.strerror or e}): take care that no other process "
                 f"works on it.",
+                PlotWarning,
                 stacklevel=3,
             )
         self._file = weakref.finalize(self, os.close, file)

@@ -27,7 +27,7 @@ RIDGE = 1e-3
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Naturalness:
     """What speaks for a handle besides its accuracy."""
 
     decoding: float | None
@@ -37,7 +37,7 @@ class Evidence:
     """Mahalanobis length of edited states at the first edited place over that of natural ones, medians."""
 
 
-def evidence(handle: Handle, fit: BankRecording, test: BankRecording) -> Evidence:
+def naturalness(handle: Handle, fit: BankRecording, test: BankRecording) -> Naturalness:
     """Both measures, on test pairs' states against everything recorded."""
     decoding, chance = _decoding(handle, fit, test)
     edit = handle.batch()[0]
@@ -49,7 +49,7 @@ def evidence(handle: Handle, fit: BankRecording, test: BankRecording) -> Evidenc
         return ((a - mean) @ precision * (a - mean)).sum(dim=1).clamp(min=0).sqrt()
 
     ordinary = length(natural).median().clamp(min=1e-12)
-    return Evidence(decoding, chance, float(length(_edited(edit, test)).median() / ordinary))
+    return Naturalness(decoding, chance, float(length(_edited(edit, test)).median() / ordinary))
 
 
 def _covariance(centred: Float[Tensor, "rows d"]) -> Float[Tensor, "d d"]:

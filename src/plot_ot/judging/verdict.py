@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging.status import Status
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct
 from plot_ot.subjects import BankRecording, Place, Subject
@@ -141,10 +143,28 @@ class Verdict:
     """What the test banks say about one variable's handle, with the numbers behind it."""
 
     variable: str
-    status: str
-    """`placed`, `placed and compact`, `output variable`, `not localized`, `undecidable`."""
+    status: Status
     sentence: str
     evidence: Mapping[str, float]
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Verdict:
+        """A verdict as it was before it was written to a file."""
+        return cls(row["variable"], Status(row["status"]), row["sentence"], row["evidence"])
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of discriminating test pairs that the handle gets right, families weighted equally."""
+        return self.evidence.get("handle")
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the accuracy."""
+        low, high = (self.evidence.get(f"handle_{end}") for end in ("low", "high"))
+        return None if low is None or high is None else (low, high)
+
+    def __str__(self) -> str:
+        return self.sentence
 
 
 def judge(
@@ -162,8 +182,8 @@ def judge(
         return _output_variable(variable, sensitivity, look)
     gaps = power.missing(LEAST)
     if gaps:
-        sentence = f"{variable}: undecidable with these pairs; too few {'; '.join(gaps)}."
-        return Verdict(variable, "undecidable", sentence, {"discriminating": power.discriminating})
+        sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
+        return Verdict(variable, Status.UNDECIDED, sentence, {"discriminating": power.discriminating})
 
     tested = sensitivity.select(sensitivity.bank.discriminating(variable))
     boot = Bootstrap(tested.bank)
@@ -209,10 +229,10 @@ def judge(
     if len(failures) == 1 and kept.low < INVARIANCE and kept.value == 1.0:  # nothing went wrong, but little was tried
         bases = len(invariance.bank.base_groups().unique())
         sentence = (
-            f"{variable}: undecidable with these pairs; too few base inputs whose source keeps it ({bases}): its "
+            f"{variable}: undecided with these pairs; too few base inputs whose source keeps it ({bases}): its "
             f"invariance was never broken, but may be as low as {kept.low:.3f}."
         )
-        return Verdict(variable, "undecidable", sentence, evidence)
+        return Verdict(variable, Status.UNDECIDED, sentence, evidence)
     where = ", ".join(handle.places)
     numbers = (
         f"handle {score.value:.3f} [{score.low:.3f}, {score.high:.3f}], full patch {evidence['full_patch']:.3f}, "
@@ -220,7 +240,7 @@ def judge(
     )
     if failures:
         sentence = f"{variable}: not localized here ({where}): {'; '.join(failures)}. {_capital(numbers)}."
-        return Verdict(variable, "not localized", sentence, evidence)
+        return Verdict(variable, Status.ABSENT, sentence, evidence)
     subspaces = [on(h) for h in random_subspaces(handle, 20, generator)]
     evidence["random_subspace"] = boot.balanced(np.mean(subspaces, axis=0))[0]
     _, compared = boot.balanced(mine.double().numpy() - patched)
@@ -229,7 +249,7 @@ def judge(
         and float(np.quantile(compared, 0.025)) > -COMPACT_LOSS
         and boot.beats(mine, np.mean(subspaces, axis=0), 0.0)[0]
     )
-    status = "placed and compact" if compact else "placed"
+    status = Status.COMPACT if compact else Status.PLACED
     size = f", compact in {handle.size} of {evidence['width']} dimensions" if compact else ""
     return Verdict(variable, status, f"{variable}: placed in {where}{size}; {numbers}.", evidence)
 
@@ -246,9 +266,7 @@ def _output_variable(variable: str, sensitivity: BankRecording, look: Readout) -
             break
     else:
         said += f" No place patched whole sets it on {OUTPUT:.0%} of the pairs (at best {reached:.3f})."
-    return Verdict(
-        variable, "output variable", said, {"pairs": sensitivity.bank.power(variable).pairs, "patch": reached}
-    )
+    return Verdict(variable, Status.OUTPUT, said, {"pairs": sensitivity.bank.power(variable).pairs, "patch": reached})
 
 
 def _capital(text: str) -> str:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from plot_ot.files.run_directory import Json, RunDirectory
 from plot_ot.report import style
+from plot_ot.report.flags import kinds_of
 from plot_ot.report.handle_figure import draw_handles
 from plot_ot.report.published import Point
 from plot_ot.report.run_data import RunData, mean_spread, numbers
@@ -158,7 +159,7 @@ def draw_epsilon(data: RunData) -> Figure | None:
     at = [[r for r in rows if float(r["value"]) == e] for e in values]
     mean, spread = np.array([mean_spread(numbers(r, "accuracy")) for r in at]).T
     calibration = np.array([mean_spread(numbers(r, "calibration"))[0] for r in at])
-    marks = [style.mark([flag for r in some for flag in r.get("flags") or ()]) for some in at]
+    marks = [style.mark([kind for r in some for kind in kinds_of(r)]) for some in at]
     figure = style.new_figure(style.COLUMN, 2.6)
     ax = figure.subplots()
     style.log_scale(ax)

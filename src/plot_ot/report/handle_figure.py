@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from plot_ot.handles import Edit, Handle
 from plot_ot.report import style
+from plot_ot.report.flags import kinds_of
 from plot_ot.report.run_data import RunData, numbers
 from plot_ot.report.tables import mean_sd
 
@@ -95,7 +96,7 @@ def _said(seed: int, handles: Mapping[Shown, Mapping[str, Handle]], draw: Callab
 def _flags(data: RunData, seed: int, methods: Sequence[str]) -> str:
     """What is doubtful about the methods' couplings."""
     own = [c for c in data.couplings if c["seed"] == seed and c["method"] in methods]
-    said = "; ".join(dict.fromkeys(f.split(":")[0] for c in own for f in c.get("flags") or ()))
+    said = "; ".join(dict.fromkeys(str(kind) for c in own for kind in kinds_of(c)))
     return f"Couplings flagged: {said}." if said else ""
 
 

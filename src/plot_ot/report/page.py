@@ -21,7 +21,8 @@ from markupsafe import Markup
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import Json, to_json, write_atomically
 from plot_ot.files.run_reading import SHAPES, UNEXPECTED, Reading, read_run
-from plot_ot.report import sections, summary
+from plot_ot.judging.status import Status
+from plot_ot.report import flags, sections, summary
 from plot_ot.report.comparison import compare
 from plot_ot.report.payload import CHARTED, payload
 from plot_ot.report.tables import CONTROLS, methods_in
@@ -57,7 +58,7 @@ def run_page(reading: Reading) -> str:
         "options": lambda: sections.options(reading),
         "cards": lambda: [(m, summary.cards(reading, m)) for m in judged],
         "warnings": lambda: [(m, summary.warnings(reading, m)) for m in judged or [best]],
-        "flags": lambda: summary.flag_counts(reading.couplings),
+        "flags": lambda: flags.flag_counts(reading.couplings),
         "verdicts": lambda: sections.verdicts(reading),
         "accuracy": lambda: sections.accuracy(reading),
         "details": lambda: sections.details(reading),
@@ -187,14 +188,16 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["n3"] = lambda x: f"{x:.3f}" if isinstance(x, (int, float)) else "–"
-    made.filters["status"] = lambda s: STATUS_CLASSES.get(s, "s-undecidable")
+    made.filters["status"] = STATUS_CLASSES.__getitem__
     return made
 
 
 STATUS_CLASSES = {
-    "placed and compact": "s-compact",
-    "placed": "s-placed",
-    "output variable": "s-output",
-    "undecidable": "s-undecidable",
-    "not localized": "s-no",
+    Status.COMPACT: "s-compact",
+    Status.PLACED: "s-placed",
+    Status.IN_PART: "s-part",
+    Status.OUTPUT: "s-output",
+    Status.UNDECIDED: "s-undecided",
+    Status.DECODABLE: "s-no",
+    Status.ABSENT: "s-no",
 }

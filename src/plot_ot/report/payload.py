@@ -15,8 +15,9 @@ from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import Json, to_json
 from plot_ot.files.run_reading import UNEXPECTED, Reading, numbers
 from plot_ot.handles import Edit, Handle
+from plot_ot.report.flags import flags_of, kinds_of
 from plot_ot.report.published import published
-from plot_ot.report.summary import best_method, calibrated, flag_name, flags_of, kind_of
+from plot_ot.report.summary import best_method, calibrated, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
 from plot_ot.report.zoom import Where, Zoom, sites_of, transport_setting
 
@@ -143,7 +144,7 @@ def _sweeps(reading: Reading) -> list[Json]:
         mine = [r for r in rows if (r["parameter"], r["method"]) == (parameter, method)]
         for value in sorted({r["value"] for r in mine}):
             at = [r for r in mine if r["value"] == value]
-            flags = {str(flag_name(f)) for r in at for f in flags_of(r)}
+            flags = {kind.value for r in at for kind in kinds_of(r)}
             calibration = numbers([r.get("calibration") for r in at])
             points.append(
                 {
@@ -226,7 +227,7 @@ def _coupling(coupling: Json, selection: Json, zoom: Zoom, menus: Menus) -> Json
         {
             "title": zoom.title([sites[k] for k in shown]),
             "setting": transport_setting(coupling),
-            "flags": flags_of(coupling),
+            "flags": [str(f) for f in flags_of(coupling)],
             "menu": menus.index([names[k] for k in shown], [sites[k] for k in shown]),
             "before": [row[k] for k in shown],
             "after": [after[k] for k in shown] if after else None,

@@ -11,6 +11,7 @@ from typing import Any
 
 from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.judging.status import Status
 from plot_ot.report.summary import STATUSES, kind_of
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
 
@@ -215,21 +216,20 @@ def verdicts(reading: Reading) -> Json:
     """Per method and variable, the verdicts of all seeds, best first."""
     rows = reading.results["verdicts"]
     variables = list(dict.fromkeys(v["variable"] for v in rows))
-    rank = {s: k for k, s in enumerate(STATUSES)}
     found = []
     for method in dict.fromkeys(v["method"] for v in rows):
         line = []
         for variable in variables:
-            said = [v["status"] for v in rows if (v["method"], v["variable"]) == (method, variable)]
-            tally = sorted(Counter(said).items(), key=lambda x: rank.get(x[0], len(rank)))
-            placed = sum(status.startswith("placed") for status in said)
+            said = [Status(v["status"]) for v in rows if (v["method"], v["variable"]) == (method, variable)]
+            tally = sorted(Counter(said).items(), key=lambda x: STATUSES.index(x[0]))
+            placed = sum(status.found for status in said)
             line.append({"tally": tally, "seeds": len(said), "placed": placed})
         found.append((method, line))
-    seen = {v["status"] for v in rows}
+    seen = {Status(v["status"]) for v in rows}
     return {
         "variables": variables,
         "rows": found,
-        "statuses": [s for s in dict.fromkeys((*STATUSES, *sorted(seen))) if s in seen],
+        "statuses": [s for s in STATUSES if s in seen],
     }
 
 

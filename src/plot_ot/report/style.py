@@ -22,6 +22,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from plot_ot.files.run_directory import write_atomically
+from plot_ot.transport import Degeneracy
 
 COLUMN, PAGE = 3.3, 6.75
 """Widths in inches: one column of a two-column paper, and the whole page."""
@@ -133,11 +134,11 @@ def caption(figure: Drawing, *sentences: str) -> None:
         figure.supxlabel(lines, x=0.01, ha="left", fontsize=7, color=MUTED, linespacing=1.25)
 
 
-def mark(flags: Sequence[str]) -> str:
+def mark(flags: Sequence[Degeneracy]) -> str:
     """Which mark a result gets: the worst that any of its couplings was flagged with."""
-    if any(f.startswith("not converged") for f in flags):
+    if Degeneracy.NOT_CONVERGED in flags:
         return "not converged"
-    return "saturated (ties)" if any(f.startswith("saturated") for f in flags) else "sound coupling"
+    return "saturated (ties)" if Degeneracy.SATURATED in flags else "sound coupling"
 
 
 # -- rows of bars and dots ------------------------------------------------------------------------------------

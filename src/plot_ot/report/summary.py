@@ -9,10 +9,21 @@ from statistics import fmean
 
 from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import COMPACT_LOSS, INVARIANCE
+from plot_ot.methods import MethodKind
 from plot_ot.report.tables import CONTROLS, methods_in
 
-STATUSES = ("placed and compact", "placed", "output variable", "undecidable", "not localized")
+STATUSES = (
+    Status.COMPACT,
+    Status.PLACED,
+    Status.IN_PART,
+    Status.OUTPUT,
+    Status.UNDECIDED,
+    Status.DECODABLE,
+    Status.ABSENT,
+)
+"""All statuses, from the strongest claim to the plainest denial."""
 FEW_PAIRS = 50
 """Fewer calibration pairs that change a variable than this make a noisy choice."""
 
@@ -24,16 +35,6 @@ GAUGES = {
     "invariance": "invariance",
 }
 """The evidence that is drawn, and what it is called."""
-
-FLAGS = {
-    "one row": "a balanced coupling of a single variable is uniform whatever the costs; use one-sided UOT",
-    "uniform plan": "the coupling prefers no site",
-    "identical rows": "the effects of the variables are not told apart",
-    "saturated": "several sites tie for the top mass; their costs break the tie",
-    "dead signatures": "swapping these sites changes nothing",
-    "not converged": "the masses are not yet those of the problem",
-}
-"""What a coupling's flags mean."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,21 @@ class Card:
 
     method: str
     variable: str
-    status: str
+    status: Status
     """The most frequent verdict; of equally frequent ones, the more cautious."""
-    tally: tuple[tuple[str, int], ...]
+    tally: tuple[tuple[Status, int], ...]
     sentence: str
     gauges: tuple[Gauge, ...]
     said: tuple[tuple[int, str], ...]
     """Per seed, the verdict in the study's own words."""
 
 
-def kind_of(reading: Reading, method: str) -> str:
-    """`control`, `baseline` (not judged), `das` (trained directions) or `transport`."""
+def kind_of(reading: Reading, method: str) -> MethodKind:
+    """A method's kind, as it is stored with the method's seconds."""
     if method in CONTROLS:
-        return "control"
-    judged = {v["method"] for v in reading.results["verdicts"]}
-    if judged and method not in judged:
-        return "baseline"
-    trained = any("k" in s["chosen"] for s in reading.rows("selection", method=method))
-    return "das" if trained else "transport"
+        return MethodKind.CONTROL
+    known = [r["kind"] for r in reading.rows("runtimes", method=method) if r.get("kind")]
+    return MethodKind(known[0]) if known else MethodKind.TRANSPORT
 
 
 def calibrated(reading: Reading, method: str) -> float | None:
@@ -112,9 +110,8 @@ def cards(reading: Reading, method: str) -> list[Card]:
 
 def card(method: str, variable: str, verdicts: Sequence[Json]) -> Card:
     """The verdicts of all seeds on one variable, put together."""
-    tally = Counter(v["status"] for v in verdicts)
-    rank = {s: k for k, s in enumerate(STATUSES)}
-    ordered = sorted(tally.items(), key=lambda x: (-x[1], -rank.get(x[0], len(rank))))
+    tally = Counter(Status(v["status"]) for v in verdicts)
+    ordered = sorted(tally.items(), key=lambda x: (-x[1], -STATUSES.index(x[0])))
     gauges = tuple(g for g in (_gauge(name, verdicts) for name in GAUGES) if g)
     said = tuple((v["seed"], v["sentence"]) for v in verdicts)
     if len(verdicts) == 1:
@@ -137,7 +134,7 @@ def _gauge(name: str, verdicts: Sequence[Json]) -> Gauge | None:
 
 def _extent(verdicts: Sequence[Json]) -> str:
     """How many dimensions the handles take, where the variable was placed."""
-    placed = [v["evidence"] for v in verdicts if v["status"].startswith("placed")]
+    placed = [v["evidence"] for v in verdicts if Status(v["status"]).found]
     sizes, widths = (numbers([e.get(k) for e in placed]) for k in ("size", "width"))
     if not sizes or not widths:
         return ""
@@ -162,26 +159,6 @@ def warnings(reading: Reading, method: str | None) -> list[str]:
     return found + _calibration(reading) + _power(reading) + (_handles(reading, method) if method else [])
 
 
-def flag_counts(couplings: Sequence[Json]) -> list[tuple[str, str, str, int, int]]:
-    """(flag, meaning, method, couplings with it, couplings of the method), most frequent first."""
-    totals = Counter(c["method"] for c in couplings)
-    found = Counter(
-        (flag_name(f), c["method"]) for c in couplings for f in {flag_name(f): f for f in flags_of(c)}.values()
-    )
-    rows = [(flag, FLAGS.get(flag, ""), method, n, totals[method]) for (flag, method), n in found.items()]
-    return sorted(rows, key=lambda r: (-r[3] / r[4], r[0]))
-
-
-def flags_of(coupling: Json) -> list[str]:
-    flags = coupling.get("flags")
-    return [str(f) for f in flags] if isinstance(flags, list) else []
-
-
-def flag_name(text: str) -> str:
-    """A flag without its details: `dead signatures`, `one row`, ..."""
-    return text.partition(":")[0].partition(" at ")[0]
-
-
 def _calibration(reading: Reading) -> list[str]:
     """Variables whose calibration rests on few pairs."""
     fewest: dict[str, int] = {}
@@ -202,7 +179,7 @@ def _power(reading: Reading) -> list[str]:
     said = []
     for v in reading.distinct("variable", "records"):
         copied = [r["accuracy"] for r in reading.rows("records", method="copy-source", variable=v, bank="sensitivity")]
-        output = any(x["status"] == "output variable" for x in reading.rows("verdicts", variable=v))
+        output = any(x["status"] == Status.OUTPUT for x in reading.rows("verdicts", variable=v))
         if copied and fmean(copied) > 0.9 and not output:  # of an output variable it is right by definition
             said.append(
                 f"{v}: copying the source's answer is right on {fmean(copied):.3f} of its sensitivity pairs, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
@@ -10,6 +11,8 @@ from rich.table import Table
 
 from plot_ot.abstract.banks import Bank
 from plot_ot.files.run_directory import Json
+from plot_ot.judging.status import Status
+from plot_ot.report.flags import kinds_of
 
 
 def plain_table(title: str) -> Table:
@@ -101,7 +104,9 @@ def verdict_table(results: Json) -> Table:
     for method in dict.fromkeys(v["method"] for v in results["verdicts"]):
         cells = []
         for variable in variables:
-            said = [v["status"] for v in results["verdicts"] if (v["method"], v["variable"]) == (method, variable)]
+            said = [
+                Status(v["status"]) for v in results["verdicts"] if (v["method"], v["variable"]) == (method, variable)
+            ]
             cells.append(", ".join(f"{status} ({said.count(status)})" for status in dict.fromkeys(said)))
         table.add_row(method, *cells)
     return table
@@ -144,11 +149,7 @@ def selection_table(results: Json) -> Table:
 
 def coupling_flags(couplings: Sequence[Json]) -> list[str]:
     """Each degeneracy once, with the methods and how many couplings it concerns."""
-    found: dict[tuple[str, str], int] = {}
-    for c in couplings:
-        for flag in c.get("flags", []):
-            key = (c["method"], flag.split(":")[0].split(" at ")[0])
-            found[key] = found.get(key, 0) + 1
+    found = Counter((c["method"], kind) for c in couplings for kind in kinds_of(c))
     return [f"{method}: {flag} ({n} coupling{'s' if n > 1 else ''})" for (method, flag), n in found.items()]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
-from plot_ot.report.summary import flag_name, flags_of
+from plot_ot.report.flags import kinds_of
 
 MOST_ITEMS = 400
 """More sites than this are gathered into neighbouring groups: a screen has no more rows."""
@@ -174,7 +174,7 @@ class Zoom:
         own = own if isinstance(own, list) and len(own) == len(sites) else [None] * len(sites)
 
         def level(title: str, items: Sequence[Item]) -> Level:
-            flags = tuple(dict.fromkeys(map(flag_name, flags_of(coupling))))
+            flags = tuple(map(str, kinds_of(coupling)))
             return Level(title, "mass", transport_setting(coupling), float(sum(row)), tuple(_grouped(items)), flags)
 
         tokens = whole_tokens(coupling)

@@ -13,7 +13,7 @@ from plot_ot.signatures.effects import (
     signatures,
 )
 from plot_ot.signatures.jacobian import jacobian_signatures
-from plot_ot.signatures.readouts import READOUTS, Readout, readout
+from plot_ot.signatures.readouts import READOUTS, Readout, as_readout
 
 __all__ = [
     "AGGREGATES",
@@ -25,9 +25,9 @@ __all__ = [
     "SignatureSpec",
     "Signatures",
     "View",
+    "as_readout",
     "batches",
     "jacobian_signatures",
     "measure",
-    "readout",
     "signatures",
 ]

@@ -137,7 +137,7 @@ class Signatures:
 class View:
     """How effects are looked at: φ, centred and projected as the spec says."""
 
-    look: Readout
+    readout: Readout
     centre: bool
     projections: Float[Tensor, "draws p k"] | None
 
@@ -157,7 +157,7 @@ class Collection:
         self,
         recording: BankRecording,
         family: SiteFamily,
-        look: Readout,
+        readout: Readout,
         spec: SignatureSpec | None,
         variables: Sequence[str] | None,
     ) -> None:
@@ -174,7 +174,7 @@ class Collection:
         folds = deal(recording.base_rows, self.spec.parts, generator)
         means = self.spec.aggregate == "family_mean"
         self.view = View(
-            look, self.spec.centre, self._projections(look, 1 if means else int(folds.max()) + 1, generator)
+            readout, self.spec.centre, self._projections(readout, 1 if means else int(folds.max()) + 1, generator)
         )
         apart = means or self.spec.normalise == "unit_family" or self.spec.hierarchical
         families = bank.family if apart else torch.zeros_like(bank.family)
@@ -185,21 +185,23 @@ class Collection:
     def _outputs(self) -> int:
         return self.recording.base_outputs.shape[-1]
 
-    def _projections(self, look: Readout, count: int, generator: torch.Generator) -> Float[Tensor, "draws p k"] | None:
+    def _projections(
+        self, readout: Readout, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "draws p k"] | None:
         """Gaussian projections that keep inner products on average: one per fold where effects are stacked, so that
         their error shows between folds; one for all where effects are averaged first."""
         if self.spec.project is None:
             return None
-        features = look.abstract(self.recording.bank.base_answer[:1], self._outputs).shape[-1]
+        features = readout.abstract(self.recording.bank.base_answer[:1], self._outputs).shape[-1]
         return torch.randn(count, features, self.spec.project, generator=generator) / self.spec.project**0.5
 
     def _u(self, folds: Int[Tensor, " pairs"]) -> Float[Tensor, "m pairs p"]:
         """Abstract effects of every pair."""
-        bank, look, pieces = self.recording.bank, self.view.look, []
+        bank, readout, pieces = self.recording.bank, self.view.readout, []
         order = folds.argsort(stable=True)
         for pairs in order.split(torch.bincount(folds).tolist()):
-            base = look.abstract(bank.base_answer[pairs], self._outputs)
-            effects = [look.abstract(bank.labels[v][pairs], self._outputs) - base for v in self.variables]
+            base = readout.abstract(bank.base_answer[pairs], self._outputs)
+            effects = [readout.abstract(bank.labels[v][pairs], self._outputs) - base for v in self.variables]
             pieces.append(self.view.seen(torch.stack(effects), int(folds[pairs[0]])))
         return torch.cat(pieces, dim=1)[:, order.argsort()]
 
@@ -242,7 +244,7 @@ class Collection:
 def signatures(
     recording: BankRecording,
     family: SiteFamily,
-    look: Readout,
+    readout: Readout,
     spec: SignatureSpec | None = None,
     variables: Sequence[str] | None = None,
 ) -> Signatures:
@@ -251,7 +253,7 @@ def signatures(
     Neural effects are differences to an unedited variant of the same resumed batch, so that numerical noise of
     resuming cancels. Pairs are streamed; only inner products are kept.
     """
-    collection = Collection(recording, family, look, spec, variables)
+    collection = Collection(recording, family, readout, spec, variables)
     collection.gather(_exact, family.together())
     return collection.finish()
 
@@ -269,10 +271,10 @@ def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: V
     edits = [(some, _one_by_one(family, some)) for some in cut]
     for fold, here in batches(_fold_of_class(side.folds, distinct), max(1, size // at_once)):
         for some, edit in edits:
-            features = view.look.neural(resume_edited(distinct.once, edit, here, gathered))
+            features = view.readout.neural(resume_edited(distinct.once, edit, here, gathered))
             v = view.seen((features[:-1] - features[-1:]).cpu(), fold)
             sums.add(fold, some, v, weight[here], u[:, :, here])
-        recorded = view.look.neural(distinct.once.base_outputs[here])
+        recorded = view.readout.neural(distinct.once.base_outputs[here])
         sums.noise += side.noise(view.seen(features[-1] - recorded, fold), weight[here])
     return sums
 

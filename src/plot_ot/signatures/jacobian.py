@@ -22,7 +22,7 @@ from torch import Tensor
 
 from plot_ot.edits import Distinct
 from plot_ot.edits.guards import within_memory
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.signatures.effects import Collection, Signatures, SignatureSpec, View, batches
 from plot_ot.signatures.pooling import Abstract, Sums
 from plot_ot.signatures.readouts import Readout
@@ -89,13 +89,13 @@ def _jacobians(
 def jacobian_signatures(
     recording: BankRecording,
     family: SiteFamily,
-    look: Readout,
+    readout: Readout,
     spec: SignatureSpec | None = None,
     variables: Sequence[str] | None = None,
 ) -> Signatures:
     """`signatures` with linearised effects: the same sums of other v, at a cost that hardly grows with the menu."""
     _refuse(family)
-    collection = Collection(recording, family, look, spec, variables)
+    collection = Collection(recording, family, readout, spec, variables)
     collection.gather(_linearised, [(family.places, list(range(len(family))))])
     return replace(collection.finish(), exact=torch.zeros(len(family), dtype=torch.bool))
 
@@ -105,18 +105,18 @@ def _linearised(recording: BankRecording, family: SiteFamily, side: Abstract, vi
     """Linearised effects of all sites on some pairs."""
     # the derivatives are shared by all pairs of a base, so pairs with equal sources are not worth sorting out
     weight, u = side.pool(Distinct(recording, None))
-    sums, look = Sums(side, len(family)), view.look
+    sums, readout = Sums(side, len(family)), view.readout
     bases, base_of = torch.unique(recording.base_rows, return_inverse=True)
     fold_of = side.folds.new_zeros(len(bases)).index_copy(0, base_of.cpu(), side.folds)
     layouts = {p.name: Layout(family, p) for p in family.places}
     for fold, some in batches(fold_of, bases_at_once(recording.subject)):
 
         def linear(outputs: Tensor, fold: int = fold) -> Tensor:
-            return view.seen(look.neural(outputs), fold) if look.linear else outputs
+            return view.seen(readout.neural(outputs), fold) if readout.linear else outputs
 
         rows = bases[some]
         outputs, slopes = jacobians(recording, rows, family.places, linear)
-        before = outputs if look.linear else view.seen(look.neural(outputs), fold)
+        before = outputs if readout.linear else view.seen(readout.neural(outputs), fold)
         position = torch.full((len(bases),), -1, device=rows.device)
         position[some] = torch.arange(len(rows), device=rows.device)
         pairs = (position[base_of] >= 0).nonzero().squeeze(1)
@@ -134,10 +134,10 @@ def _linearised(recording: BankRecording, family: SiteFamily, side: Abstract, vi
                 moved = by_direction[:, base] * change.T.unsqueeze(2)  # [r, t, f]
                 t = here.cpu()
                 for sites, delta in layouts[place.name].sums(moved):
-                    if not look.linear:  # φ(y + Δy) - φ(y)
-                        delta = view.seen(look.neural(outputs[base] + delta.to(outputs)), fold) - before[base]
+                    if not readout.linear:  # φ(y + Δy) - φ(y)
+                        delta = view.seen(readout.neural(outputs[base] + delta.to(outputs)), fold) - before[base]
                     sums.add(fold, sites, delta.cpu(), weight[t], u[:, :, t])
-        recorded = view.seen(look.neural(recording.base_outputs[pairs]), fold)
+        recorded = view.seen(readout.neural(recording.base_outputs[pairs]), fold)
         sums.noise += side.noise(before[own] - recorded, weight[pairs.cpu()])
     return sums
 
@@ -202,5 +202,6 @@ def _refuse(family: SiteFamily) -> None:
         warnings.warn(
             f"{len(large)} of {len(family)} sites swap half of a place or more ({family.sites[large[0]].name}, ...): "
             f"linearised signatures are often wrong for such large changes. Use exact signatures, or a Prefilter.",
+            PlotWarning,
             stacklevel=3,
         )

@@ -75,7 +75,7 @@ READOUTS: dict[str, Readout] = {
 }
 
 
-def readout(name: str | Readout) -> Readout:
+def as_readout(name: str | Readout) -> Readout:
     """A readout by name (`softmax`, `logits`, `sigmoid`), or one of your own."""
     if isinstance(name, Readout):
         return name

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from plot_ot.edits import Frame
 from plot_ot.edits.encoder import AT_ONCE, Encoder
-from plot_ot.errors import PlotError, unknown
+from plot_ot.errors import PlotError, PlotWarning, unknown
 from plot_ot.sites.families import Menu, Site, SiteFamily
 from plot_ot.subjects import Place, Recording
 
@@ -180,6 +180,7 @@ def _frame(
         warnings.warn(
             f"The autoencoder reconstructs the activations at {place.name} worse than their mean does (explained "
             f"variance {share:.2f}): it was trained on another place, another model, or scaled activations.",
+            PlotWarning,
             stacklevel=2,
         )
     if keep == "all":

@@ -126,7 +126,7 @@ class TrainBoundless:
                 for room, variables in rooms.values()
             ]
         with problem.clock.part("das"):
-            found = train_boundless(problem.fit, trainings, problem.look, self.spec)
+            found = train_boundless(problem.fit, trainings, problem.readout, self.spec)
         handles = {}
         with problem.clock.part("calibration"):
             for v in problem.variables:
@@ -192,7 +192,7 @@ class BoundlessTraining:
 
 
 def train_boundless(
-    recording: BankRecording, trainings: Sequence[BoundlessTraining], look: Readout, spec: BoundlessSpec
+    recording: BankRecording, trainings: Sequence[BoundlessTraining], readout: Readout, spec: BoundlessSpec
 ) -> list[Bounded]:
     """The rotations of several trainings; each is one unit of work, its jobs one batch of variants."""
     units = []
@@ -200,7 +200,7 @@ def train_boundless(
         for v in t.variables:
             recording.bank.require(v)
         jobs = [(v, price, r) for v in t.variables for price in t.prices for r in range(spec.restarts)]
-        args = t.place, jobs, look, spec, t.generator.get_state(), t.widest, t.starts, t.room
+        args = t.place, jobs, readout, spec, t.generator.get_state(), t.widest, t.starts, t.room
         units.append(Unit(_train, slice(None), (t.place,), args))
     learned: Iterator[list[Bounded]] = run(recording, units)
     return [bounded for some in learned for bounded in some]
@@ -210,7 +210,7 @@ def _train(
     recording: BankRecording,
     place: Place,
     jobs: Sequence[Job],
-    look: Readout,
+    readout: Readout,
     spec: BoundlessSpec,
     state: Tensor,
     widest: int | None,
@@ -228,7 +228,7 @@ def _train(
     begin = [min(starts[v].rank, widest) if v in starts and not r else widest / 2 for v, _, r in jobs]
     bounded = _Bounded(place, room, frames, torch.tensor(begin).to(like), jobs, spec, widest)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
-    final, _ = descend(recording, [place], labels, look, spec.rotating(), generator, bounded)
+    final, _ = descend(recording, [place], labels, readout, spec.rotating(), generator, bounded)
     found = []
     for j, (v, price, r) in enumerate(jobs):
         frame = room.compose(frames.finished(j, widest)).to(torch.device("cpu"), like.dtype)

@@ -17,6 +17,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
 from plot_ot.sites import SiteFamily
+from plot_ot.stages.problem import Calibration, Candidate
 from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
@@ -48,29 +49,8 @@ class Search:
             raise PlotError(f"The K grid must rise without repetitions; found {self.sizes}.")
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A coupling over a site family, one of those calibration chooses between."""
-
-    family: SiteFamily
-    coupling: Coupling
-    label: str = "all"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The chosen handle and the whole surface it was chosen from."""
-
-    handle: Handle
-    score: float
-    sizes: tuple[int, ...]
-    strengths: tuple[float, ...]
-    surface: Float[Tensor, "candidates sizes strengths"]
-    candidate: int
-
-
 def calibrate(
-    recording: BankRecording, candidates: Sequence[Candidate], variable: str, search: Search, look: Readout
+    recording: BankRecording, candidates: Sequence[Candidate], variable: str, search: Search, readout: Readout
 ) -> Calibration:
     """The best (candidate, K, λ) for one variable, all grid points in batches."""
     recording.bank.require(variable)
@@ -78,14 +58,14 @@ def calibrate(
         raise PlotError(f"There is no coupling to calibrate for '{variable}'.")
     weights = pair_weights(recording, variable, search.score)
     variants = [_grid_weights(c, variable, search) for c in candidates]
-    surface = _surface(recording, candidates, variants, variable, weights, look, search)
+    surface = _surface(recording, candidates, variants, variable, weights, readout, search)
     best = float(surface.max())
     tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
     if search.ties == "surest":
         fewest = min(k for _, k, _ in tied)
         tied = [t for t in tied if t[1] == fewest]
     if search.ties != "smallest" and len(tied) > 1:
-        tied = _lowest_loss(recording, candidates, variants, tied, variable, weights, search, look)
+        tied = _lowest_loss(recording, candidates, variants, tied, variable, weights, search, readout)
     at, k, s = min(tied, key=lambda t: (search.sizes[t[1]], search.strengths[t[2]], t[0]))
     chosen, size = candidates[at], min(search.sizes[k], len(candidates[at].family))
     described = {
@@ -126,7 +106,7 @@ def _surface(
     variants: Sequence[Tensor],
     variable: str,
     weights: Tensor,
-    look: Readout,
+    readout: Readout,
     search: Search,
 ) -> Float[Tensor, "candidates sizes strengths"]:
     """Scores of every candidate's grid; sizes beyond its number of sites repeat the largest."""
@@ -135,7 +115,7 @@ def _surface(
         c.family.edits(v[: n * len(search.strengths)]) for c, v, n in zip(candidates, variants, distinct, strict=True)
     ]
     grids = []
-    for n, scores in zip(distinct, scored_all(recording, tries, variable, weights, look), strict=True):
+    for n, scores in zip(distinct, scored_all(recording, tries, variable, weights, readout), strict=True):
         grid = scores.unflatten(0, (n, len(search.strengths)))
         grids.append(torch.cat([grid, grid[-1:].expand(len(search.sizes) - n, -1)]))
     return torch.stack(grids)
@@ -149,14 +129,14 @@ def _lowest_loss(
     variable: str,
     weights: Tensor,
     search: Search,
-    look: Readout,
+    readout: Readout,
 ) -> list[tuple[int, int, int]]:
     """Of grid points with equal accuracy, the one that is surest: the lowest mean loss on the same pairs."""
     used = sorted({t[0] for t in tied})
     grouped = [[t for t in tied if t[0] == at] for at in used]
     rows = [torch.tensor([k * len(search.strengths) + s for _, k, s in group]) for group in grouped]
     tries = [candidates[at].family.edits(variants[at][r]) for at, r in zip(used, rows, strict=True)]
-    losses = _over_shards(_losses, recording, tries, variable, weights, look)
+    losses = _over_shards(_losses, recording, tries, variable, weights, readout)
     found = [
         pair for loss, group in zip(losses, grouped, strict=True) for pair in zip(loss.tolist(), group, strict=True)
     ]
@@ -204,10 +184,10 @@ def scored(
     edits: Sequence[EditBatch],
     variable: str,
     weights: Float[Tensor, " pairs"],
-    look: Readout,
+    readout: Readout,
 ) -> Float[Tensor, " variants"]:
     """Score of every variant, streamed."""
-    return scored_all(recording, [edits], variable, weights, look)[0]
+    return scored_all(recording, [edits], variable, weights, readout)[0]
 
 
 def scored_all(
@@ -215,10 +195,10 @@ def scored_all(
     tries: Sequence[Sequence[EditBatch]],
     variable: str,
     weights: Float[Tensor, " pairs"],
-    look: Readout,
+    readout: Readout,
 ) -> list[Float[Tensor, " variants"]]:
     """Score of every variant of several batches of edits, which may be run at the same time."""
-    return _over_shards(_scores, recording, tries, variable, weights, look)
+    return _over_shards(_scores, recording, tries, variable, weights, readout)
 
 
 Sums = Callable[[BankRecording, Sequence[EditBatch], str, Tensor, Readout], Float[Tensor, " variants"]]
@@ -230,12 +210,12 @@ def _over_shards(
     tries: Sequence[Sequence[EditBatch]],
     variable: str,
     weights: Float[Tensor, " pairs"],
-    look: Readout,
+    readout: Readout,
 ) -> list[Float[Tensor, " variants"]]:
     """Units by (edits x pair shard), summed over shards in plan order."""
     parts = shards(recording)
     units = [
-        Unit(work, pairs, tuple(e.place for e in edits), (edits, variable, weights[pairs], look))
+        Unit(work, pairs, tuple(e.place for e in edits), (edits, variable, weights[pairs], readout))
         for edits in tries
         for pairs in parts
     ]
@@ -244,25 +224,25 @@ def _over_shards(
 
 
 def _scores(
-    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, look: Readout
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, readout: Readout
 ) -> Float[Tensor, " variants"]:
     labels = recording.bank.labels[variable].to(recording.subject.device)
     weights = weights.to(labels.device)
     scores = torch.zeros(len(edits[0].gains), dtype=torch.float64, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
-        right = look.correct(outputs, labels[pairs])
+        right = readout.correct(outputs, labels[pairs])
         scores[variants] += right.double() @ weights[pairs]
     return scores.cpu()
 
 
 def _losses(
-    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, look: Readout
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, readout: Readout
 ) -> Float[Tensor, " variants"]:
     labels = recording.bank.labels[variable].to(recording.subject.device)
     weights = weights.to(labels.device)
     losses = torch.zeros(len(edits[0].gains), dtype=torch.float64)
     for variants, pairs, outputs in stream(recording, edits):
-        losses[variants] += (look.loss(outputs, labels[pairs]).double() @ weights[pairs]).cpu()
+        losses[variants] += (readout.loss(outputs, labels[pairs]).double() @ weights[pairs]).cpu()
     return losses
 
 
@@ -272,7 +252,7 @@ def scored_frames(
     strengths: Sequence[float],
     variable: str,
     weights: Float[Tensor, " pairs"],
-    look: Readout,
+    readout: Readout,
 ) -> Float[Tensor, "tries strengths"]:
     """Score of whole frames at places with every strength, frames of one place and rank in one batch."""
     groups: dict[tuple[Place, int, bool], list[int]] = {}
@@ -285,18 +265,18 @@ def scored_frames(
         gains = strength.repeat(len(members)).unsqueeze(1).expand(-1, rank)
         edits.append([EditBatch(place, Frame.stack(variants), gains)])
     scores = torch.zeros(len(tries), len(strengths), dtype=torch.float64)
-    for members, found in zip(groups.values(), scored_all(recording, edits, variable, weights, look), strict=True):
+    for members, found in zip(groups.values(), scored_all(recording, edits, variable, weights, readout), strict=True):
         scores[members] = found.unflatten(0, (-1, len(strengths)))
     return scores
 
 
 def correct(
-    recording: BankRecording, handle: Handle, look: Readout, variable: str | None = None
+    recording: BankRecording, handle: Handle, readout: Readout, variable: str | None = None
 ) -> Bool[Tensor, " pairs"]:
     """Whether the handle gives each pair's counterfactual label (of its own variable unless another is named)."""
     edits, named = handle.batch(), variable or handle.variable
     parts = shards(recording)
-    units = [Unit(_correct, pairs, tuple(e.place for e in edits), (edits, named, look)) for pairs in parts]
+    units = [Unit(_correct, pairs, tuple(e.place for e in edits), (edits, named, readout)) for pairs in parts]
     right = torch.zeros(len(recording), dtype=torch.bool)
     for pairs, found in zip(parts, run(recording, units), strict=True):
         right[pairs] = found
@@ -304,10 +284,10 @@ def correct(
 
 
 def _correct(
-    recording: BankRecording, edits: Sequence[EditBatch], variable: str, look: Readout
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, readout: Readout
 ) -> Bool[Tensor, " pairs"]:
     labels = recording.bank.labels[variable].to(recording.subject.device)
     right = torch.zeros(len(recording), dtype=torch.bool, device=labels.device)
     for _, pairs, outputs in stream(recording, edits):
-        right[pairs] = look.correct(outputs, labels[pairs])[0]
+        right[pairs] = readout.correct(outputs, labels[pairs])[0]
     return right.cpu()

@@ -40,7 +40,7 @@ class Calibrate:
                 if not candidates:
                     raise PlotError(f"There is no coupling to calibrate for '{v}'; put a localization stage before.")
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
-                found[v] = calibrate(problem.calibration, options, v, search, problem.look)
+                found[v] = calibrate(problem.calibration, options, v, search, problem.readout)
         return replace(state, calibrations=found, handles={v: c.handle for v, c in found.items()})
 
 
@@ -156,7 +156,7 @@ class SelectPlaces:
         with problem.clock.part("calibration"):
             weights = pair_weights(problem.calibration, variable, problem.score)
             tried = list(dict.fromkeys(p for some in proposed for p in some))
-            scores = scored_all(problem.calibration, [_patch(p) for p in tried], variable, weights, problem.look)
+            scores = scored_all(problem.calibration, [_patch(p) for p in tried], variable, weights, problem.readout)
             return {p: float(score[0]) for p, score in zip(tried, scores, strict=True)}
 
     def _shared(
@@ -229,7 +229,7 @@ class TrainDas:
                 for (_, sizes), (room, variables) in groups.items():
                     starts = self._starts(state, place)
                     trainings.append(Training(place, variables, sizes, problem.generator(n), starts, room))
-            rotations = train_all(problem.fit, trainings, problem.look, self.spec)
+            rotations = train_all(problem.fit, trainings, problem.readout, self.spec)
         with problem.clock.part("calibration"):
             handles = {v: best_rotation(problem, [r for r in rotations if r.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
@@ -269,7 +269,7 @@ def best_rotation(problem: Problem, rotations: Sequence[Rotation]) -> Handle:
     variable = rotations[0].variable
     weights = pair_weights(problem.calibration, variable, problem.score)
     tries = [(r.place, r.frame) for r in rotations]
-    scores = scored_frames(problem.calibration, tries, (1.0,), variable, weights, problem.look)[:, 0].tolist()
+    scores = scored_frames(problem.calibration, tries, (1.0,), variable, weights, problem.readout)[:, 0].tolist()
     order = {p.name: k for k, p in enumerate(problem.subject.places)}
     best, score = min(
         zip(rotations, scores, strict=True),

@@ -50,7 +50,7 @@ class ClosedForm:
             with problem.clock.part("calibration"):
                 weights = pair_weights(problem.calibration, v, problem.score)
                 tries = [(c.place, c.frame) for c in candidates]
-                scores = scored_frames(problem.calibration, tries, self.strengths, v, weights, problem.look)
+                scores = scored_frames(problem.calibration, tries, self.strengths, v, weights, problem.readout)
             at, k = min(
                 (scores >= scores.max() - 1e-9).nonzero().tolist(),
                 key=lambda t: (candidates[t[0]].frame.rank, self.strengths[t[1]], t[0]),
@@ -58,22 +58,22 @@ class ClosedForm:
             best, reached = candidates[at], scores.max(dim=1).values.tolist()
             chosen = {
                 "support": best.place.name,
-                "form": best.form,
+                "form": best.name,
                 "rule": best.rule,
                 "strength": self.strengths[k],
                 "calibration_score": float(scores[at, k]),
-                "by_form": _best_by([c.form.split()[0] for c in candidates], reached),
+                "by_form": _best_by([c.kind for c in candidates], reached),
                 "by_support": _best_by([c.place.name for c in candidates], reached),
             }
             handles[v] = handle_from_edits(v, best.edits(self.strengths), k, problem.subject, chosen)
         return replace(state, handles=handles)
 
-    def candidates(self, fit: BankRecording, place: Place, variable: str) -> list[Candidate]:
+    def candidates(self, fit: BankRecording, place: Place, variable: str) -> list[Form]:
         """Every closed form at a place, by rule for the cells."""
         base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
         difference = source - base
         found = [
-            Candidate(place, f"contrastive {k}", "alone", frame)
+            Form(place, "contrastive", k, "alone", frame)
             for k, frame in contrastive(difference, fit.bank.changed[variable], self.sizes)
         ]
         seen: list[tuple[str, ...]] = []
@@ -89,19 +89,27 @@ class ClosedForm:
             for ridge in self.ridges:
                 frame = barycentric(difference[known], delta, ridge)
                 if frame is not None:
-                    found.append(Candidate(place, f"barycentric {ridge:g}", rule, frame))
-                    found.append(Candidate(place, f"discriminant {ridge:g}", rule, leading(frame)))
+                    found.append(Form(place, "barycentric", ridge, rule, frame))
+                    found.append(Form(place, "discriminant", ridge, rule, leading(frame)))
         return found
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One closed form."""
+class Form:
+    """A closed-form frame at a place."""
 
     place: Place
-    form: str
+    kind: str
+    """`contrastive`, `barycentric` or `discriminant`."""
+    setting: float
+    """How many directions it has, if contrastive; else ρ."""
     rule: str
     frame: Frame
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return f"{self.kind} {self.setting:g}"
 
     def edits(self, strengths: Sequence[float]) -> list[EditBatch]:
         """One variant per strength, the same for all directions."""

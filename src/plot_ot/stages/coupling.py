@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, islice, product
@@ -15,16 +17,16 @@ from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame, resume_edited
 from plot_ot.engine import Unit, run, shards
-from plot_ot.errors import PlotError, unknown
+from plot_ot.errors import CouplingWarning, PlotError, unknown
 from plot_ot.signatures import Readout, Signatures, SignatureSpec
 from plot_ot.signatures import signatures as exact_signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.sites import Menu, SiteFamily, neurons, tokens, whole_places
-from plot_ot.stages.calibrate import Candidate, pair_weights, scored
-from plot_ot.stages.prefilter import Prefilter, measured
-from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.calibrate import pair_weights, scored
+from plot_ot.stages.prefilter import Prefilter
+from plot_ot.stages.problem import Candidate, Problem, State
 from plot_ot.subjects import BankRecording, Place
-from plot_ot.transport import Transport, from_scores
+from plot_ot.transport import Coupling, Transport, couple, from_scores
 
 COUPLINGS = ("all", "place", "masked")
 MEASURES = ("exact", "jacobian")
@@ -64,6 +66,7 @@ class Localize:
 
     def __call__(self, problem: Problem, state: State) -> State:
         all_found = []
+        fitted: list[Coupling] = []
         candidates: dict[str, tuple[Candidate, ...]] = dict.fromkeys(problem.variables, ())
         for places in _groups(problem, state, self.coupling == "place"):
             for menu in self.menus:
@@ -73,19 +76,21 @@ class Localize:
                     found = self._measure(problem, family, mask)
                 all_found.append(found)
                 with problem.clock.part("transport"):
-                    couplings = [c for w in self._weighted(problem, found) for c in measured(w, self.transport, mask)]
+                    couplings = [c for w in self._weighted(problem, found) for c in couple(w, self.transport, mask)]
+                fitted += couplings
                 label = places[0].name if len(places) == 1 else "all"
                 for v in problem.variables:
                     if set(places) & set(state.places[v]):
                         candidates[v] += tuple(Candidate(family, c, label) for c in couplings)
+        warn_of_degeneracies(fitted)
         return replace(state, signatures=tuple(all_found), candidates=candidates)
 
     def _measure(self, problem: Problem, family: SiteFamily, mask: Bool[ndarray, "m n"] | None) -> Signatures:
-        fit, look = problem.fit, problem.look
+        fit, readout = problem.fit, problem.readout
         if isinstance(self.signatures, Prefilter):
-            return self.signatures(fit, family, look, self.spec, problem.variables, self.transport, mask)
+            return self.signatures(fit, family, readout, self.spec, problem.variables, self.transport, mask)
         how = exact_signatures if self.signatures == "exact" else jacobian_signatures
-        return how(fit, family, look, self.spec, problem.variables)
+        return how(fit, family, readout, self.spec, problem.variables)
 
     def _weighted(self, problem: Problem, found: Signatures) -> list[Signatures]:
         """The signatures under every weighting of the families; just themselves where families are not kept apart."""
@@ -123,12 +128,21 @@ class LocalizeTokens:
         tried = {p for at in by_token.values() for p in _spread_out(at, self.depth)}
         with problem.clock.part("signatures"):
             family = whole_places(problem.fit, [p for p in places if p in tried])
-            found = exact_signatures(problem.fit, family, problem.look, self.spec, problem.variables)
+            found = exact_signatures(problem.fit, family, problem.readout, self.spec, problem.variables)
         with problem.clock.part("transport"):
             nearest = _nearest(found, tokens(problem.fit, places))
-            couplings = measured(nearest, self.transport)
+            couplings = couple(nearest, self.transport)
+        warn_of_degeneracies(couplings)
         candidates = tuple(Candidate(nearest.family, c) for c in couplings)
         return replace(state, signatures=(nearest,), candidates=dict.fromkeys(problem.variables, candidates))
+
+
+def warn_of_degeneracies(couplings: Sequence[Coupling]) -> None:
+    """Warn once of all that a stage's couplings are flagged with, by name."""
+    found = Counter(kind for c in couplings for kind in {f.kind for f in c.flags})
+    if found:
+        said = " ".join(f"{kind} ({n} of {len(couplings)}): {kind.meaning}" for kind, n in sorted(found.items()))
+        warnings.warn(f"Degenerate couplings. {said}", CouplingWarning, stacklevel=3)
 
 
 def _spread_out(places: Sequence[Place], count: int) -> list[Place]:
@@ -194,7 +208,7 @@ def brute_force(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:
     swaps = torch.cat([torch.eye(len(family), dtype=torch.float64), torch.zeros(1, len(family), dtype=torch.float64)])
     for v in problem.variables:
         weights = pair_weights(problem.calibration, v, problem.score)
-        score = scored(problem.calibration, family.edits(swaps), v, weights, problem.look)
+        score = scored(problem.calibration, family.edits(swaps), v, weights, problem.readout)
         rows.append((score[:-1] - score[-1]).clamp(min=0).numpy())
     return np.stack(rows)
 
@@ -207,7 +221,7 @@ def attribution(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:
     scores, fit = np.zeros((len(problem.variables), len(family))), problem.fit
     jobs, parts = list(product(enumerate(problem.variables), family.places)), shards(fit)
     units = [
-        Unit(_slope, pairs, (place,), (place, family.frames[place.name], v, problem.look))
+        Unit(_slope, pairs, (place,), (place, family.frames[place.name], v, problem.readout))
         for (_, v), place in jobs
         for pairs in parts
     ]
@@ -221,7 +235,9 @@ def attribution(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:
     return scores.clip(min=0)
 
 
-def _slope(recording: BankRecording, place: Place, frame: Frame, variable: str, look: Readout) -> Float[Tensor, " r"]:
+def _slope(
+    recording: BankRecording, place: Place, frame: Frame, variable: str, readout: Readout
+) -> Float[Tensor, " r"]:
     """How fast each direction's gain lowers the loss, summed over pairs."""
     labels = recording.bank.labels[variable].to(recording.subject.device)
     like, slope = recording.store.activations[place.name], torch.zeros(frame.rank, dtype=torch.float64)
@@ -230,7 +246,7 @@ def _slope(recording: BankRecording, place: Place, frame: Frame, variable: str, 
         pairs = slice(at, min(at + at_once, len(recording)))
         gains = torch.zeros(1, frame.rank, device=like.device, dtype=like.dtype, requires_grad=True)
         outputs = resume_edited(recording, [EditBatch(place, frame, gains)], pairs)
-        [gradient] = torch.autograd.grad(look.loss(outputs, labels[pairs]).sum(), gains)
+        [gradient] = torch.autograd.grad(readout.loss(outputs, labels[pairs]).sum(), gains)
         slope -= gradient[0].cpu().double()
     return slope
 

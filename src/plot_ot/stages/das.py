@@ -73,17 +73,19 @@ def train_rotations(
     place: Place,
     variables: Sequence[str],
     dimensions: Sequence[int],
-    look: Readout,
+    readout: Readout,
     spec: DasSpec,
     generator: torch.Generator,
     starts: Mapping[str, Frame] | None = None,
     room: Frame | None = None,
 ) -> list[Rotation]:
     """The rotations of one `Training`, each with its own loss, clipping and stop."""
-    return train_all(recording, [Training(place, variables, dimensions, generator, starts or {}, room)], look, spec)
+    return train_all(recording, [Training(place, variables, dimensions, generator, starts or {}, room)], readout, spec)
 
 
-def train_all(recording: BankRecording, trainings: Sequence[Training], look: Readout, spec: DasSpec) -> list[Rotation]:
+def train_all(
+    recording: BankRecording, trainings: Sequence[Training], readout: Readout, spec: DasSpec
+) -> list[Rotation]:
     """The rotations of several trainings, by units of (place x some of its variables and dimensions).
 
     In a small network all jobs of a place are one batch of variants; in a large one every job is a unit of its own.
@@ -95,7 +97,7 @@ def train_all(recording: BankRecording, trainings: Sequence[Training], look: Rea
         jobs, state = t.jobs(spec), t.generator.get_state()
         untrained.append((t.whole(spec), -(-len(jobs) // at_once)))
         for at in range(0, len(jobs), at_once):
-            args = t.place, jobs, slice(at, at + at_once), look, spec, state, t.starts, t.room
+            args = t.place, jobs, slice(at, at + at_once), readout, spec, state, t.starts, t.room
             units.append(Unit(_train, slice(None), (t.place,), args))
     trained: Iterator[list[Rotation]] = run(recording, units)
     done = []
@@ -117,7 +119,7 @@ def _train(
     place: Place,
     all_jobs: Sequence[Job],
     chosen: slice,
-    look: Readout,
+    readout: Readout,
     spec: DasSpec,
     state: Tensor,
     starts: Mapping[str, Frame],
@@ -134,7 +136,7 @@ def _train(
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     rotations = trained_frames(spec, start.to(like), gains)
     final, epochs = descend(
-        recording, [place], labels, look, spec, generator, _Rotations(place, room, rotations, gains, jobs)
+        recording, [place], labels, readout, spec, generator, _Rotations(place, room, rotations, gains, jobs)
     )
     found = []
     for j, (v, k, r) in enumerate(jobs):

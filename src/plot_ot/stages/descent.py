@@ -69,7 +69,7 @@ def descend(
     recording: BankRecording,
     places: Sequence[Place],
     labels: Tensor,
-    look: Readout,
+    readout: Readout,
     spec: DasSpec,
     generator: torch.Generator,
     variants: Variants,
@@ -92,7 +92,7 @@ def descend(
         for classes, pairs, expand in distinct.batches(at_once, order):
             batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
-            losses = look.loss(outputs, labels[active][:, pairs]).mean(dim=1)
+            losses = readout.loss(outputs, labels[active][:, pairs]).mean(dim=1)
             _refuse_non_finite(losses.detach(), variants, active, epoch)
             penalty = variants.penalty(active)
             (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()

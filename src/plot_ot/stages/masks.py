@@ -90,7 +90,7 @@ class TrainMask:
                 MaskTraining(family, variables, self.sparsities, problem.generator(n))
                 for n, (family, variables) in enumerate(zip(families, groups.values(), strict=True))
             ]
-            masks = train_masks(problem.fit, plans, problem.look, self.spec)
+            masks = train_masks(problem.fit, plans, problem.readout, self.spec)
         with problem.clock.part("calibration"):
             handles = {v: best_mask(problem, [m for m in masks if m.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
@@ -123,7 +123,7 @@ Job = tuple[str, float, int]
 
 
 def train_masks(
-    recording: BankRecording, trainings: Sequence[MaskTraining], look: Readout, spec: MaskSpec
+    recording: BankRecording, trainings: Sequence[MaskTraining], readout: Readout, spec: MaskSpec
 ) -> list[Mask]:
     """The masks of several trainings, each with its own loss and clipping; a training is one unit of work."""
     order = {p.name: k for k, p in enumerate(recording.subject.places)}
@@ -132,7 +132,7 @@ def train_masks(
         for v in t.variables:
             recording.bank.require(v)
         places = tuple(sorted(t.family.places, key=lambda p: order[p.name]))
-        args = t.family, places, t.jobs(spec), look, spec, t.generator.get_state()
+        args = t.family, places, t.jobs(spec), readout, spec, t.generator.get_state()
         units.append(Unit(_train, slice(None), places, args))
     learned: Iterator[tuple[Bool[Tensor, "jobs sites"], list[float]]] = run(recording, units)
     return [
@@ -147,7 +147,7 @@ def _train(
     family: SiteFamily,
     places: Sequence[Place],
     jobs: Sequence[Job],
-    look: Readout,
+    readout: Readout,
     spec: MaskSpec,
     state: Tensor,
 ) -> tuple[Bool[Tensor, "jobs sites"], list[float]]:
@@ -159,7 +159,7 @@ def _train(
     masks = _Masks(family, places, recording, jobs, start.to(like), spec)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     rounds = DasSpec(batch=spec.batch, least=spec.epochs, most=spec.epochs)
-    final, _ = descend(recording, places, labels, look, rounds, generator, masks)
+    final, _ = descend(recording, places, labels, readout, rounds, generator, masks)
     return masks.logits[:, :, 0].cpu() > 0, final.tolist()
 
 
@@ -211,7 +211,7 @@ def best_mask(problem: Problem, masks: Sequence[Mask]) -> Handle:
     for family in families:
         here = [j for j, m in enumerate(masks) if m.family is family]
         gains = torch.stack([masks[j].chosen for j in here]).double()
-        found = scored(problem.calibration, family.edits(gains), variable, weights, problem.look)
+        found = scored(problem.calibration, family.edits(gains), variable, weights, problem.readout)
         for j, score in zip(here, found.tolist(), strict=True):
             scores[j] = score
     sizes = [

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.signatures import Agreement, Readout, Signatures, SignatureSpec, measure, signatures
 from plot_ot.signatures.jacobian import coarse, jacobian_signatures
 from plot_ot.sites import SiteFamily
@@ -51,7 +51,7 @@ class Prefilter:
         self,
         recording: BankRecording,
         family: SiteFamily,
-        look: Readout,
+        readout: Readout,
         spec: SignatureSpec,
         variables: Sequence[str],
         transport: Transport,
@@ -59,10 +59,10 @@ class Prefilter:
     ) -> Signatures:
         """The menu's signatures: exact where verified (`Signatures.exact`), linearised elsewhere."""
         if len(family) <= self.few:
-            return signatures(recording, family, look, spec, variables)
+            return signatures(recording, family, readout, spec, variables)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # what it warns of is verified here
-            linear = jacobian_signatures(recording, family, look, spec, variables)
+            warnings.simplefilter("ignore", PlotWarning)  # what it warns of is verified here
+            linear = jacobian_signatures(recording, family, readout, spec, variables)
         count = self._affordable(len(family), min(spec.pairs or len(recording), len(recording)))
         must = coarse(family)
         if len(must) > count:
@@ -77,7 +77,7 @@ class Prefilter:
         drawn = left[torch.randperm(len(left), generator=generator)[:audited]].tolist()
         verified = sorted([*kept, *drawn])
         some = SiteFamily(tuple(family.sites[j] for j in verified), family.frames)
-        exact = signatures(recording, some, look, spec, variables)
+        exact = signatures(recording, some, readout, spec, variables)
         assert linear.pooled is not None  # noqa: S101
         assert exact.pooled is not None  # noqa: S101
         found = measure(linear.variables, family, spec, linear.pooled.with_columns(verified, exact.pooled))
@@ -141,27 +141,3 @@ def rank_correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> float:
     a, b = (r - r.mean() for r in ranks)
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum() / scale) if scale else float("nan")
-
-
-# -- couplings that say how their costs were measured -----------------------------------------------------------------
-
-
-def measured(found: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None = None) -> list[Coupling]:
-    """`couple`, with all that is known about approximate signatures."""
-    couplings = couple(found, transport, mask)
-    parts = [[couple(s, transport, mask) for s in some] for some in found.replicates]
-    if found.exact is None and found.weights is None and not parts:
-        return couplings
-    exact = None if found.exact is None else found.exact.numpy()
-    return [
-        replace(c, spread=_spread([[s[g].plan for s in some] for some in parts]), exact=exact, weights=found.weights)
-        for g, c in enumerate(couplings)
-    ]
-
-
-def _spread(parts: Sequence[Sequence[Float[ndarray, "m n"]]]) -> Float[ndarray, "m n"] | None:
-    """Standard errors of a plan from the plans without each part, over all sources of error."""
-    if not parts:
-        return None
-    variances = [(len(p) - 1) * np.var(np.stack(p), axis=0) for p in parts]
-    return np.asarray(np.sqrt(np.sum(variances, axis=0)))

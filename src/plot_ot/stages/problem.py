@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from plot_ot.handles import Handle
 from plot_ot.signatures import Readout, Signatures
-from plot_ot.stages.calibrate import Calibration, Candidate
+from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording, Place, Subject
+from plot_ot.transport import Coupling
 
 PARTS = ("recording", "signatures", "transport", "closed_form", "calibration", "das", "test")
 
@@ -42,7 +45,7 @@ class Problem:
     fit: BankRecording
     calibration: BankRecording
     variables: tuple[str, ...]
-    look: Readout
+    readout: Readout
     seed: int = 0
     score: str = "balanced"
     """The calibration score every stage selects by."""
@@ -51,6 +54,27 @@ class Problem:
     def generator(self, salt: int = 0) -> torch.Generator:
         """A fresh, seeded source of randomness."""
         return torch.Generator().manual_seed(1_000_003 * (self.seed + 1) + salt)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A coupling over a site family, one of those calibration chooses between."""
+
+    family: SiteFamily
+    coupling: Coupling
+    label: str = "all"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The chosen handle and the whole surface it was chosen from."""
+
+    handle: Handle
+    score: float
+    sizes: tuple[int, ...]
+    strengths: tuple[float, ...]
+    surface: Float[Tensor, "candidates sizes strengths"]
+    candidate: int
 
 
 @dataclass(frozen=True)

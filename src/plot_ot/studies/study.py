@@ -17,7 +17,7 @@ from plot_ot.edits import EditBatch, respond
 from plot_ot.engine import Engine, InProcess, Recipe, Unit, record_shared, run, shards
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
-from plot_ot.judging.naturalness import evidence
+from plot_ot.judging.naturalness import naturalness
 from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.methods import Method
 from plot_ot.signatures import Readout
@@ -54,7 +54,7 @@ class Prepared:
     seed: int
     subject: Subject
     splits: Splits
-    look: Readout
+    readout: Readout
     score: str = "balanced"
     notes: Mapping[str, Any] = field(default_factory=dict)
     transfer: Mapping[tuple[str, str], Bank] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Study:
             self.transfer = dict(zip(prepared.transfer, elsewhere, strict=True))
         self.bootstraps = {key: Bootstrap(recording.bank) for key, recording in self.tests.items()}
         self.problem = Problem(
-            prepared.subject, fit, calibration, splits.fit.variables, prepared.look, prepared.seed, prepared.score
+            prepared.subject, fit, calibration, splits.fit.variables, prepared.readout, prepared.seed, prepared.score
         )
         self._random: dict[str, list[Handle]] = {}
 
@@ -112,7 +112,7 @@ class Study:
         """Run a method, test its handles once, judge them."""
         state, parts = method.run(self.problem)
         start = time.perf_counter()
-        right = {key: correct(r, state.handles[key[0]], self.problem.look) for key, r in self.tests.items()}
+        right = {key: correct(r, state.handles[key[0]], self.problem.readout) for key, r in self.tests.items()}
         parts["test"] += time.perf_counter() - start
         parts["recording"] += self.recording_seconds
         records = [self._record(method.name, *key, hits) for key, hits in right.items()]
@@ -125,7 +125,9 @@ class Study:
             r["full_patch"] = self._accuracy(patch, r["bank"])
         unit: Json = {
             "records": records,
-            "runtimes": [{**self._key(method.name), "seconds": sum(parts.values()), "parts": parts}],
+            "runtimes": [
+                {**self._key(method.name), "kind": method.kind, "seconds": sum(parts.values()), "parts": parts}
+            ],
             "selection": [self._selection(method.name, h) for h in state.handles.values()],
             "cross": [self._cross(method.name, h, other) for h in state.handles.values() for other in state.handles],
             "surfaces": self._surfaces(method.name, state),
@@ -133,7 +135,7 @@ class Study:
             "transfer": [self._elsewhere(method.name, state.handles[v], bank) for v, bank in self.transfer],
             "examples": [e for h in state.handles.values() for e in self._examples(method.name, h)],
         }
-        if method.kind != "baseline":
+        if method.kind.judged:
             unit["verdicts"] = [self._verdict(method.name, h, random_method) for h in state.handles.values()]
         return unit, dict(state.handles)
 
@@ -141,7 +143,7 @@ class Study:
         """Doing nothing and copying the source, on every test bank; and what the banks can show."""
         records, notes = [], []
         for (variable, bank), recording in self.tests.items():
-            for name, right in controls(recording, variable, self.problem.look).items():
+            for name, right in controls(recording, variable, self.problem.readout).items():
                 records.append(self._record(name, variable, bank, right))
         for variable in self.problem.variables:
             power = self.tests[variable, "sensitivity"].bank.power(variable)
@@ -167,6 +169,7 @@ class Study:
             state, _ = method.run(self.problem)
             scores = [self._accuracy(state.handles[v], bank) for v, bank in self.tests]
             calibrated = [h.chosen["calibration_score"] for h in state.handles.values()]
+            flagged = {f.kind for some in state.candidates.values() for c in some for f in c.coupling.flags}
             sweeps.append(
                 {
                     **self._key(method.name),
@@ -174,7 +177,7 @@ class Study:
                     "value": value,
                     "accuracy": sum(scores) / len(scores),
                     "calibration": sum(calibrated) / len(calibrated),
-                    "flags": sorted({f for c in state.candidates.values() for x in c for f in x.coupling.flags}),
+                    "flags": [{"kind": kind} for kind in sorted(flagged)],
                 }
             )
         return {"sweeps": sweeps}
@@ -200,7 +203,7 @@ class Study:
 
     def _accuracy(self, handle: Handle, bank: str, labels_of: str | None = None) -> float:
         recording = self.tests[handle.variable, bank]
-        return float(correct(recording, handle, self.problem.look, labels_of).double().mean())
+        return float(correct(recording, handle, self.problem.readout, labels_of).double().mean())
 
     def _selection(self, method: str, handle: Handle) -> Json:
         return {
@@ -209,7 +212,7 @@ class Study:
             "size": handle.size,
             "places": handle.places,
             "chosen": dict(handle.chosen),
-            "evidence": asdict(evidence(handle, self.problem.fit, self.tests[handle.variable, "sensitivity"])),
+            "evidence": asdict(naturalness(handle, self.problem.fit, self.tests[handle.variable, "sensitivity"])),
         }
 
     def _cross(self, method: str, handle: Handle, labels_of: str) -> Json:
@@ -247,7 +250,7 @@ class Study:
                         "converged": c.coupling.converged,
                         "row_error": c.coupling.row_error,
                         "column_error": c.coupling.column_error,
-                        "flags": c.coupling.flags,
+                        "flags": [asdict(f) for f in c.coupling.flags],
                         **_approximations(c.coupling),
                         "calibration": {},
                     },
@@ -278,7 +281,7 @@ class Study:
         ]
 
     def _elsewhere(self, method: str, handle: Handle, bank: str) -> Json:
-        right = correct(self.transfer[handle.variable, bank], handle, self.problem.look)
+        right = correct(self.transfer[handle.variable, bank], handle, self.problem.readout)
         return {
             **self._key(method),
             "variable": handle.variable,
@@ -291,7 +294,7 @@ class Study:
         """Accuracy where the network may also say anything that is not an answer."""
         assert self.prepared.spoken is not None  # noqa: S101
         recording = replace(self.tests[handle.variable, bank], subject=self.prepared.spoken.strict)
-        return float(correct(recording, handle, self.problem.look).double().mean())
+        return float(correct(recording, handle, self.problem.readout).double().mean())
 
     def _examples(self, method: str, handle: Handle) -> list[Json]:
         """Some sensitive test pairs in words: families dealt evenly, wrong ones first among each family's."""
@@ -299,11 +302,11 @@ class Study:
         if spoken is None:
             return []
         recording = replace(self.tests[handle.variable, "sensitivity"], subject=spoken.strict)
-        bank, look = recording.bank, self.problem.look
+        bank, readout = recording.bank, self.problem.readout
         outputs = _responses(recording, handle.batch())
-        right = look.correct(outputs, bank.labels[handle.variable].to(outputs.device))[0].cpu()
-        after = look.decide(outputs)[0].tolist()
-        before = look.decide(spoken.strict.outputs_of(recording.store)[recording.base_rows]).tolist()
+        right = readout.correct(outputs, bank.labels[handle.variable].to(outputs.device))[0].cpu()
+        after = readout.decide(outputs)[0].tolist()
+        before = readout.decide(spoken.strict.outputs_of(recording.store)[recording.base_rows]).tolist()
         each = -(-EXAMPLES // len(bank.families))
         chosen = []
         for family in range(len(bank.families)):
@@ -340,7 +343,7 @@ class Study:
             self.tests[v, "sensitivity"],
             self.tests[v, "invariance"],
             self._random[v],
-            self.problem.look,
+            self.problem.readout,
             torch.Generator().manual_seed(self.prepared.seed),
         )
         return {**self._key(method), **asdict(verdict)}

@@ -39,7 +39,7 @@ class ModuleSubject(Subject):
     channels' vector at a pixel.
 
     `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments);
-    `readout` turns what it returns into a tensor of outputs.
+    `output` turns what it returns into a tensor of outputs.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ModuleSubject(Subject):
         *,
         position: Position | Mapping[str, Position] = None,
         encode: Callable[[Tensor], Any] | None = None,
-        readout: Callable[[Any], Tensor] | None = None,
+        output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.module = module
         self.encode = encode or self._as_floats
-        self.readout = readout or _plain_tensor
+        self.output = output or _plain_tensor
         paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
         if not paths:
             raise PlotError("A subject needs at least one place; name the submodules to look at.")
@@ -196,7 +196,7 @@ class ModuleSubject(Subject):
         self._rows = _repeated(inputs, len(inputs), times)
         try:
             with frozen(self.module):
-                return self.readout(self.module(**encoded) if isinstance(encoded, Mapping) else self.module(encoded))
+                return self.output(self.module(**encoded) if isinstance(encoded, Mapping) else self.module(encoded))
         finally:
             self._rows = before
 
@@ -293,6 +293,6 @@ def _plain_tensor(output: Any) -> Tensor:
     value = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
     if not isinstance(value, Tensor):
         raise PlotError(
-            f"The module returns {type(value).__name__}; pass `readout` to turn it into a tensor of outputs."
+            f"The module returns {type(value).__name__}; pass `output` to turn it into a tensor of outputs."
         )
     return value

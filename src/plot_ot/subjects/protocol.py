@@ -20,6 +20,8 @@ from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects.memory import Room
 
+PairIndex = slice | Int[Tensor, " chosen"]
+"""Some of a recording's pairs."""
 Rewrite = Callable[[Float[Tensor, "variants pairs d"]], Float[Tensor, "variants pairs d"]]
 """What happens to the current activation at a later place."""
 

@@ -29,7 +29,7 @@ class SequentialSubject(ModuleSubject):
         example: Tensor,
         *,
         encode: Callable[[Tensor], Any] | None = None,
-        readout: Callable[[Any], Tensor] | None = None,
+        output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         if type(net).forward is not nn.Sequential.forward:
             raise PlotError(f"SequentialSubject needs an nn.Sequential; found {type(net).__name__}. Use ModuleSubject.")
@@ -38,7 +38,7 @@ class SequentialSubject(ModuleSubject):
         for path in paths.values():
             if path not in children:
                 unknown("child of the network", path, children)
-        super().__init__(net, paths, example, encode=encode, readout=readout)
+        super().__init__(net, paths, example, encode=encode, output=output)
         self._later = {name: list(net)[children.index(path) + 1 :] for name, path in paths.items()}
         self._shapes = self._shapes_at(example)
 
@@ -54,7 +54,7 @@ class SequentialSubject(ModuleSubject):
         with frozen(self.module), self.intervene({name: each(rewrite) for name, rewrite in later.items()}):
             for layer in self._later[start.name]:
                 x = layer(x)
-        return self.readout(x).unflatten(0, shape)
+        return self.output(x).unflatten(0, shape)
 
     def _shapes_at(self, example: Tensor) -> dict[str, torch.Size]:
         """What the activations of one input look like at every place."""

@@ -10,8 +10,8 @@ import torch
 from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import unknown
-from plot_ot.methods import Method, random_sites
-from plot_ot.signatures import SignatureSpec, readout
+from plot_ot.methods import Method, MethodKind, random_sites
+from plot_ot.signatures import SignatureSpec, as_readout
 from plot_ot.sites import Menu, blocks, pca_components, pca_prefixes, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
@@ -94,25 +94,27 @@ class BinaryAddition(Task):
                 "Stage A, then oblique maps in closed form, no training (ours)",
                 (*stage_a, ClosedForm()),
             ),
-            Method("plot-das", "Stage A, then DAS inside the timestep (Algorithm 4)", (*stage_a, das), kind="das"),
+            Method(
+                "plot-das", "Stage A, then DAS inside the timestep (Algorithm 4)", (*stage_a, das), kind=MethodKind.DAS
+            ),
             Method(
                 "plot-closed-form-das",
                 "DAS inside the timestep, started from the closed-form handle (ours)",
                 (*stage_a, ClosedForm(), replace(das, from_handles=True)),
-                kind="das",
+                kind=MethodKind.DAS,
             ),
-            Method("das", "full DAS: every timestep, every size (Algorithm 5)", (das,), kind="das"),
+            Method("das", "full DAS: every timestep, every size (Algorithm 5)", (das,), kind=MethodKind.DAS),
             Method(
                 "das-oblique",
                 "full DAS with reading and writing directions trained apart (ours)",
                 (replace(das, spec=replace(das.spec, optimiser="oblique", rate=0.02)),),
-                kind="das",
+                kind=MethodKind.DAS,
             ),
             Method(
                 "full-vector",
                 "the whole state of the best timestep",
                 (ScoreSites("brute-force", brute_force, whole_places), Calibrate(Search((1,), (1.0,)))),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "cosine",
@@ -122,13 +124,13 @@ class BinaryAddition(Task):
                     replace(zoom(*neurons_and_pairs), transport=replace(STAGE_B, kind="cosine")),
                     Calibrate(SEARCH),
                 ),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "brute-force",
                 "every neuron swapped alone on calibration, then the same search",
                 (ScoreSites("brute-force", brute_force), Calibrate(SEARCH, supports="place")),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             replace(self.random_method(0), name="random"),
         ]
@@ -151,7 +153,7 @@ class BinaryAddition(Task):
             )
         notes = {"epochs": backbone.epochs, "accuracy": backbone.accuracy}
         subject = backbone.subject()
-        return Prepared(self.name, f"gru-{self.width}", seed, subject, splits, readout("sigmoid"), "balanced", notes)
+        return Prepared(self.name, f"gru-{self.width}", seed, subject, splits, as_readout("sigmoid"), "balanced", notes)
 
     def outline(self, seed: int) -> Outline:
         subject = GRUSubject(GRUNet(2, self.width), self.bits)

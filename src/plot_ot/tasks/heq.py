@@ -16,8 +16,8 @@ from plot_ot.abstract.banks import Bank, Splits, distinct_rows, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.run_directory import write_atomically
-from plot_ot.methods import Method, layered, random_sites
-from plot_ot.signatures import readout
+from plot_ot.methods import Method, MethodKind, layered, random_sites
+from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
@@ -278,24 +278,24 @@ class HierarchicalEquality(Task):
                 (Localize(transport=Transport(epsilon=(EPSILON,))), Calibrate(search)),
             ),
             layered(self._search(ties="loss")),
-            Method("das", "full DAS: 3 layers x 16 dimensions x 2 variables", (TrainDas(),), kind="das"),
+            Method("das", "full DAS: 3 layers x 16 dimensions x 2 variables", (TrainDas(),), kind=MethodKind.DAS),
             Method(
                 "full-vector",
                 "the whole activation vector of the best layer",
                 (ScoreSites("brute-force", brute_force, whole_places), Calibrate(once)),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "cosine",
                 "softmax of cosine similarities in place of transport, same search as plot",
                 (Localize(transport=cosine), Calibrate(search, supports="place")),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "brute-force",
                 "every neuron swapped alone on calibration, same search as plot",
                 (ScoreSites("brute-force", brute_force), Calibrate(search, supports="place")),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             replace(self.random_method(0), name="random"),
         ]
@@ -321,7 +321,7 @@ class HierarchicalEquality(Task):
         notes = {"epochs": backbone.epochs, "cell_accuracy": backbone.cell_accuracy, "pass_rates": rates}
         score = "paper" if self.sampler == "uniform" else "balanced"
         subject = backbone.subject()
-        return Prepared(self.name, "mlp-3x16", seed, subject, splits, readout("softmax"), score, notes)
+        return Prepared(self.name, "mlp-3x16", seed, subject, splits, as_readout("softmax"), score, notes)
 
     def outline(self, seed: int) -> Outline:
         untrained = Backbone(seed, build_net(), torch.rand(ENTITIES, EMBEDDING), 0, (0.0,) * 4)

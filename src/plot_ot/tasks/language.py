@@ -18,10 +18,10 @@ from torch import Tensor
 
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
-from plot_ot.methods import Method
+from plot_ot.methods import Method, MethodKind
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
-from plot_ot.signatures import Readout, SignatureSpec, readout
+from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
@@ -158,9 +158,9 @@ class LanguageTask(Task):
         return self.data.draw_splits(seed, right, self.sizes)
 
     @property
-    def look(self) -> Readout:
+    def readout(self) -> Readout:
         """How outputs are looked at."""
-        return readout(PHI[self.phi][0])
+        return as_readout(PHI[self.phi][0])
 
     def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
         """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt."""
@@ -181,7 +181,7 @@ class LanguageTask(Task):
             seed,
             self.subject,
             banks.splits,
-            self.look,
+            self.readout,
             CALIBRATIONS[self.calibration],
             {"pass_rates": banks.pass_rates},
             banks.transfer,
@@ -244,42 +244,44 @@ class LanguageTask(Task):
                 "Stage A, then oblique maps in closed form, no training (ours)",
                 (*stage_a(), ClosedForm()),
             ),
-            Method("plot-das", "Stage A, then DAS inside the block (Algorithm 9)", (*stage_a(), das), kind="das"),
+            Method(
+                "plot-das", "Stage A, then DAS inside the block (Algorithm 9)", (*stage_a(), das), kind=MethodKind.DAS
+            ),
             Method(
                 "plot-native-das",
                 "plot-native, then DAS with sizes around its handle's (Algorithm 10)",
                 (*stage_a(), *native, replace(das, dimensions=hint)),
-                kind="das",
+                kind=MethodKind.DAS,
             ),
             Method(
                 "plot-pca-das",
                 "plot-pca, then DAS on top of its rotation, sizes around its handle's (Algorithm 11)",
                 (*stage_a(), *pca, replace(das, dimensions=hint, inside="frame")),
-                kind="das",
+                kind=MethodKind.DAS,
             ),
             Method(
                 "plot-support-das",
                 "plot-native, then DAS inside the neurons it selected (ours)",
                 (*stage_a(), *native, replace(das, inside="support")),
-                kind="das",
+                kind=MethodKind.DAS,
             ),
             Method(
                 "das",
                 "full DAS: every block, every size (Algorithm 12)",
                 (replace(das, every=self.das_every),),
-                kind="das",
+                kind=MethodKind.DAS,
             ),
             Method(
                 "full-vector",
                 "the whole block that does best on calibration",
                 (ScoreSites("brute-force", brute_force, whole_places), Calibrate(Search((1,), (1.0,)))),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "plot-eot",
                 "Stage A with balanced transport (the appendix's comparison)",
                 stage_a(Transport(epsilon=(1.0,))),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "cosine",
@@ -289,7 +291,7 @@ class LanguageTask(Task):
                     replace(native[0], transport=replace(STAGE_B, kind="cosine")),
                     native[1],
                 ),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "brute-force",
@@ -300,7 +302,7 @@ class LanguageTask(Task):
                     ScoreSites("brute-force", brute_force, finest),
                     Calibrate(self.search),
                 ),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             Method(
                 "attribution",
@@ -311,7 +313,7 @@ class LanguageTask(Task):
                     ScoreSites("attribution", attribution, finest),
                     Calibrate(self.search),
                 ),
-                kind="baseline",
+                kind=MethodKind.BASELINE,
             ),
             replace(self._random(0, width), name="random"),
         ]
@@ -335,4 +337,5 @@ class LanguageTask(Task):
             ScoreSites("random", at_random(draw + 10_000), blocks(scaled(RESOLUTIONS, width)[0])),
             Calibrate(self.search),
         )
-        return Method(f"random-{draw}", "a random block, random groups of neurons, same search", stages, "baseline")
+        summary = "a random block, random groups of neurons, same search"
+        return Method(f"random-{draw}", summary, stages, MethodKind.BASELINE)

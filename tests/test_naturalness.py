@@ -10,7 +10,7 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from plot_ot.judging.naturalness import evidence
+from plot_ot.judging.naturalness import naturalness
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
 
@@ -45,28 +45,28 @@ E1, E2, E3 = (torch.eye(4)[:, k : k + 1] for k in range(3))
 
 
 def test_the_right_direction_decodes_and_stays_natural(recording):
-    found = evidence(handle(recording, E1, E1), recording, recording)
+    found = naturalness(handle(recording, E1, E1), recording, recording)
     assert found.decoding == 1.0
     assert found.chance == 0.5
     assert 0.5 < found.stretch < 2
 
 
 def test_another_variables_direction_does_not_decode(recording):
-    assert evidence(handle(recording, E2, E2), recording, recording).decoding == pytest.approx(0.5, abs=0.26)
+    assert naturalness(handle(recording, E2, E2), recording, recording).decoding == pytest.approx(0.5, abs=0.26)
 
 
 def test_writing_along_a_dormant_direction_stands_out(recording):
     moved = recording.select(recording.bank.changed["A"])
-    assert evidence(handle(recording, E1, E3), recording, moved).stretch > 5
+    assert naturalness(handle(recording, E1, E3), recording, moved).stretch > 5
 
 
 def test_the_stretch_does_not_depend_on_units(recording):
     """Mahalanobis lengths are the same in other coordinates of the whole space, up to the ridge."""
-    before = evidence(handle(recording, E1, E1), recording, recording).stretch
+    before = naturalness(handle(recording, E1, E1), recording, recording).stretch
     place = recording.subject.places[0].name
     kept = recording.store.activations[place]
     try:
         recording.store.activations[place] = 50 * kept
-        assert evidence(handle(recording, E1, E1), recording, recording).stretch == pytest.approx(before, rel=1e-3)
+        assert naturalness(handle(recording, E1, E1), recording, recording).stretch == pytest.approx(before, rel=1e-3)
     finally:
         recording.store.activations[place] = kept
