@@ -1,0 +1,1 @@
+"""Networks whose truth is known: where each variable lives, how much of it, or that it does not."""

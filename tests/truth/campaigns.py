@@ -1,0 +1,64 @@
+"""What campaigns are made of: kinds of networks by name, and the methods that end in a handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from plot_ot.methods import FINE, SEARCH, Method
+from plot_ot.sites import pca_components
+from plot_ot.stages.choose import Calibrate, TrainDas
+from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.coupling import Localize
+from plot_ot.stages.descent import DasSpec
+from truth import illusions, kinds, nulls, older
+from truth.known import Known
+
+KINDS: dict[str, Callable[[int], Known]] = {
+    **{kind: partial(kinds.planted, kind=kind) for kind in ("plant", "quiet", "copies", "oblique", "echo")},
+    "line": illusions.line,
+    "subspace": older.in_plane,
+    "neurons": older.in_neurons,
+    **{f"decoder {kind}": partial(older.in_language_model, kind) for kind in ("token", "layer", "head")},
+    "apart": kinds.copies_apart,
+    "half": kinds.half_carried,
+    "parents": partial(kinds.beside_parents, shared=False),
+    "parents shared": partial(kinds.beside_parents, shared=True),
+    "gate": kinds.gate_pair,
+    "absent": kinds.absent,
+    "absent neurons": partial(older.in_neurons, aligned=False),
+    "absent decoder layer": partial(older.in_language_model, "layer", aligned=False),
+    "illusion: silent": illusions.silent_way,
+    "illusion: borrowed": illusions.borrowed_way,
+    **{f"fresh {network}": partial(nulls.reinitialised, network) for network in nulls.NETWORKS},
+    **{f"shuffled {network}": partial(nulls.shuffled, network) for network in nulls.NETWORKS},
+}
+
+_DAS = TrainDas(dimensions=(1, 2, 4, 8), spec=DasSpec(most=30))
+_OBLIQUE = TrainDas(dimensions=(1, 2, 4, 8), spec=DasSpec("oblique", rate=0.02, most=30))
+METHODS: dict[str, str | Method] = {
+    "plot": "plot",
+    "plot-layered": "plot-layered",
+    "plot-pca": Method(
+        "plot-pca",
+        "one coupling per place over its principal components",
+        (Localize((pca_components(),), FINE, coupling="place"), Calibrate(SEARCH)),
+    ),
+    "closed-form": Method("closed-form", "oblique maps in closed form at every place", (ClosedForm(),)),
+    "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind="das"),
+    "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind="das"),
+}
+
+NULLS = [name for name in KINDS if name.startswith(("fresh", "shuffled"))]
+DECEPTIVE = ["illusion: silent", "illusion: borrowed", "oblique", "echo", "line"]
+CAMPAIGNS: dict[str, tuple[list[str], list[str]]] = {
+    "plants": (["plant", "quiet", "copies", "oblique", "subspace", "neurons", "decoder layer", "decoder token"], ["plot"]),
+    "apart": (["apart"], ["plot"]),
+    "half": (["half"], ["plot"]),
+    "absent": (["absent", "absent neurons", "absent decoder layer"], ["plot"]),
+    "illusions": (DECEPTIVE, ["plot", "closed-form", "das", "das-oblique"]),
+    "parents": (["parents", "parents shared"], ["plot"]),
+    "gates": (["gate"], ["plot"]),
+    "nulls": (NULLS, list(METHODS)),
+}
+"""Name -> kinds of networks, methods."""
