@@ -114,7 +114,7 @@ def half_carried(seed: int) -> Known:
     carried = {v: {s: w.plane(s, v) for s in ("s1", "s2")} for v in "pq"}
     truths = {"p": Truth(IN_PART, carried["p"], share=share / VALUES**2), "q": Truth(HERE, carried["q"])}
     handles = {v: w.swap(subject, v, "s1", [(v, v)]) for v in "pq"}
-    return Known("half", seed, subject, OFFSET, ROWS, truths, handles, size=400)
+    return Known("half", seed, subject, OFFSET, ROWS, truths, handles, size=240)
 
 
 def copies_apart(seed: int) -> Known:
