@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from scipy.stats import beta
@@ -27,6 +26,7 @@ from scipy.stats import beta
 import plot_ot
 from pages import markdown
 from plot_ot.files.run_directory import Json, write_atomically
+from plot_ot.result import Result
 from plot_ot.tasks import MultipleChoice, mcqa_data
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -83,21 +83,21 @@ def unit(kind: str, seed: int, method: str) -> Json:
     return found | {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
 
 
-def judged(known: Known, variable: str, result: Any) -> Json:
+def judged(known: Known, variable: str, result: Result) -> Json:
     """A verdict against the truth."""
-    truth, handle, verdict = known.truths[variable], result.handles[variable], dict(result.verdicts[variable])
-    said = outcome(verdict["status"], handle.places, truth)
+    truth, handle, verdict = known.truths[variable], result.handles[variable], result.verdicts[variable]
+    said = outcome(verdict.status, handle.places, truth)
     return {
         "truth": truth.status,
         "share": truth.share,
-        "status": verdict["status"],
+        "status": str(verdict.status),
         "places": handle.places,
         "size": handle.size,
         "overlap": overlap(handle, truth),
         "outcome": said,
         "kept": said == OUTPUT if truth.status == OUTPUT else promise_kept(said, truth),
-        "sentence": verdict["sentence"],
-        "evidence": dict(verdict["evidence"]),
+        "sentence": verdict.sentence,
+        "evidence": dict(verdict.evidence),
     }
 
 

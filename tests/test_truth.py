@@ -10,6 +10,7 @@ from nets import hooked_forward
 from plot_ot.abstract.causal_model import same
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.handles import Handle
+from plot_ot.judging.status import Status
 from plot_ot.subjects import ModuleSubject, record_pairs
 from truth.campaigns import CAMPAIGNS, KINDS, METHODS
 from truth.illusions import borrowed_way, line, silent_way
@@ -64,7 +65,7 @@ def test_swapping_the_planted_subspace_gives_the_counterfactual_answer(kind, see
     for variable, handle in known.handles.items():
         assert known.truths[variable].status == HERE
         assert shares(known, variable) == (1.0, 1.0)
-        assert outcome("placed", handle.places, known.truths[variable]) == "right place"
+        assert outcome(Status.PLACED, handle.places, known.truths[variable]) == "right place"
         assert overlap(handle, known.truths[variable]) == pytest.approx(1.0, abs=1e-3)
 
 
@@ -180,22 +181,19 @@ def test_scoring_tells_the_right_place_from_parents_copies_and_nothing():
         ("not localized", "s2"): ("refused", False),
         ("decodable here, not used here", "s2"): ("flagged", False),
         ("undecided", "s2"): ("undecided", False),
-        ("undecidable", "s2"): ("undecided", False),
         ("output variable", "s2"): ("output variable", False),
     }
     for (status, place), (name, kept) in said.items():
-        assert outcome(status, [place], there) == name
+        assert outcome(Status(status), [place], there) == name
         assert name in OUTCOMES
         assert promise_kept(name, there) == kept
     for truth in (Truth(ABSENT), Truth(DORMANT)):
-        assert outcome("placed", ["s2"], truth) == "wrong place"
+        assert outcome(Status.PLACED, ["s2"], truth) == "wrong place"
         assert [n for n in OUTCOMES if promise_kept(n, truth)] == ["refused", "flagged"]
     assert [n for n in OUTCOMES if promise_kept(n, Truth(IN_PART))] == ["in part: right place"]
     copies = Truth(HERE, {"s1": None, "s2": None}, together=True)
-    assert outcome("placed", ["s1"], copies) == "one copy's place"
-    assert outcome("placed", ["s1", "s2"], copies) == "right place"
-    with pytest.raises(ValueError, match="does not know"):
-        outcome("found", ["s1"], there)
+    assert outcome(Status.PLACED, ["s1"], copies) == "one copy's place"
+    assert outcome(Status.PLACED, ["s1", "s2"], copies) == "right place"
 
 
 def test_campaigns_name_kinds_and_methods_that_exist():

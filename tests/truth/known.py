@@ -12,6 +12,7 @@ from plot_ot.abstract.banks import Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.splitting import from_inputs
 from plot_ot.handles import Handle
+from plot_ot.judging.status import Status
 from plot_ot.subjects import Subject
 
 HERE, IN_PART, ABSENT, DORMANT = "here", "in part", "absent", "dormant"
@@ -72,26 +73,23 @@ OUTCOMES = (
     OUTPUT,
 )
 _SAID = {
-    "not localized": REFUSED,
-    "decodable here, not used here": FLAGGED,
-    "undecided": UNDECIDED,
-    "undecidable": UNDECIDED,
-    "output variable": OUTPUT,
+    Status.ABSENT: REFUSED,
+    Status.DECODABLE: FLAGGED,
+    Status.UNDECIDED: UNDECIDED,
+    Status.OUTPUT: OUTPUT,
 }
 
 
-def outcome(status: str, places: Sequence[str], truth: Truth) -> str:
+def outcome(status: Status, places: Sequence[str], truth: Truth) -> str:
     """What a verdict and the places of its handle come to; one of `OUTCOMES`."""
     if status in _SAID:
         return _SAID[status]
-    if status not in ("placed", "placed and compact", "in part"):
-        raise ValueError(f"A verdict says '{status}', which the scoring does not know.")
     named, carried = set(places), set(truth.carried)
     if named <= carried:
         where = COPY if truth.together and named < carried else RIGHT
     else:
         where = PARENTS if named <= truth.parents else WRONG
-    return f"in part: {where}" if status == "in part" else where
+    return f"in part: {where}" if status is Status.IN_PART else where
 
 
 def promise_kept(outcome: str, truth: Truth) -> bool:
