@@ -30,7 +30,7 @@ from plot_ot.result import Result
 from plot_ot.tasks import MultipleChoice, mcqa_data
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from truth.campaigns import CAMPAIGNS, KINDS, METHODS
+from truth.campaigns import CAMPAIGNS, GIVEN, KINDS, METHODS, method_for
 from truth.known import ABSENT, HERE, OUTCOMES, OUTPUT, RIGHT, Known, Truth, outcome, overlap, promise_kept
 
 ERROR = "error"
@@ -74,7 +74,7 @@ def unit(kind: str, seed: int, method: str) -> Json:
     try:
         pairs = known.rows if known.splits is None else known.splits
         result = plot_ot.localize(
-            known.subject, known.causal, pairs, method=METHODS[method], seed=seed, size=known.size
+            known.subject, known.causal, pairs, method=method_for(method, known), seed=seed, size=known.size
         )
         found["variables"] = {v: judged(known, v, result) for v in known.truths}
     except plot_ot.PlotError as problem:
@@ -156,8 +156,8 @@ def read(out: Path, campaign: str) -> list[Json]:
 def rows(units: Sequence[Json]) -> Iterator[list[str]]:
     """One row per kind, truth and method: what was said how often, and how often that was right."""
     entries = [(u["kind"], x["truth"], u["method"], x) for u in units for x in u["variables"].values()]
-    order = [*KINDS, *LARGE]
-    for key in sorted({e[:3] for e in entries}, key=lambda k: (order.index(k[0]), k[1], list(METHODS).index(k[2]))):
+    order, methods = [*KINDS, *LARGE], [*METHODS, GIVEN]
+    for key in sorted({e[:3] for e in entries}, key=lambda k: (order.index(k[0]), k[1], methods.index(k[2]))):
         mine = [x for *k, x in entries if tuple(k) == key]
         said = Counter(x["outcome"] for x in mine)
         told = ", ".join(f"{name} {said[name]}" for name in (*OUTCOMES, ERROR) if said[name])

@@ -12,7 +12,7 @@ from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.handles import Handle
 from plot_ot.judging.status import Status
 from plot_ot.subjects import ModuleSubject, record_pairs
-from truth.campaigns import CAMPAIGNS, KINDS, METHODS
+from truth.campaigns import CAMPAIGNS, GIVEN, KINDS, METHODS
 from truth.illusions import borrowed_way, line, silent_way
 from truth.kinds import beside_parents, copies_apart, gate_pair, half_carried, planted
 from truth.known import ABSENT, DORMANT, HERE, IN_PART, OUTCOMES, Known, Truth, outcome, overlap, promise_kept
@@ -199,6 +199,6 @@ def test_scoring_tells_the_right_place_from_parents_copies_and_nothing():
 def test_campaigns_name_kinds_and_methods_that_exist():
     for kinds, methods in CAMPAIGNS.values():
         assert set(kinds) <= set(KINDS)
-        assert set(methods) <= set(METHODS)
+        assert set(methods) <= {*METHODS, GIVEN}
     assert planted(1000).kind == "plant"
     assert line(1000).truths["p"].status == HERE

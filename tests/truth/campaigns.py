@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
-from plot_ot.methods import FINE, SEARCH, Method
+from plot_ot.handles import Handle
+from plot_ot.methods import FINE, SEARCH, Method, MethodKind
 from plot_ot.sites import pca_components
 from plot_ot.stages.choose import Calibrate, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.problem import Problem, State
 from truth import illusions, kinds, nulls, older
 from truth.known import Known
 
@@ -35,7 +38,7 @@ KINDS: dict[str, Callable[[int], Known]] = {
 }
 
 _DAS = TrainDas(dimensions=(1, 2, 4, 8), spec=DasSpec(most=30))
-_OBLIQUE = TrainDas(dimensions=(1, 2, 4, 8), spec=DasSpec("oblique", rate=0.02, most=30))
+_OBLIQUE = TrainDas(dimensions=(1, 2, 4, 8), spec=DasSpec("oblique", rate=0.02, most=60))
 METHODS: dict[str, str | Method] = {
     "plot": "plot",
     "plot-layered": "plot-layered",
@@ -45,9 +48,30 @@ METHODS: dict[str, str | Method] = {
         (Localize((pca_components(),), FINE, coupling="place"), Calibrate(SEARCH)),
     ),
     "closed-form": Method("closed-form", "oblique maps in closed form at every place", (ClosedForm(),)),
-    "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind="das"),
-    "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind="das"),
+    "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind=MethodKind.DAS),
+    "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind=MethodKind.DAS),
 }
+
+GIVEN = "given"
+"""The handles by construction (`Known.handles`) in place of a search: what is judged is the verdict alone."""
+
+
+@dataclass(frozen=True)
+class Give:
+    """A stage that finds what it was given."""
+
+    handles: Mapping[str, Handle]
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        return replace(state, handles=dict(self.handles))
+
+
+def method_for(name: str, known: Known) -> str | Method:
+    """A method by name, for a network."""
+    if name == GIVEN:
+        return Method(GIVEN, "handles by construction", (Give(known.handles),))
+    return METHODS[name]
+
 
 NULLS = [name for name in KINDS if name.startswith(("fresh", "shuffled"))]
 DECEPTIVE = ["illusion: silent", "illusion: borrowed", "oblique", "echo", "line"]
@@ -59,7 +83,7 @@ CAMPAIGNS: dict[str, tuple[list[str], list[str]]] = {
     "apart": (["apart"], ["plot"]),
     "half": (["half"], ["plot"]),
     "absent": (["absent", "absent neurons", "absent decoder layer"], ["plot"]),
-    "illusions": (DECEPTIVE, ["plot", "closed-form", "das", "das-oblique"]),
+    "illusions": (DECEPTIVE, [GIVEN, "plot", "closed-form", "das", "das-oblique"]),
     "parents": (["parents", "parents shared"], ["plot"]),
     "gates": (["gate"], ["plot"]),
     "nulls": (NULLS, list(METHODS)),
