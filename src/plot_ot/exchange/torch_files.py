@@ -85,10 +85,10 @@ def tensor_of(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Te
         raise ValueError(f"{name} is not a tensor of floats that is all there")
     if shape is not None and tuple(value.shape) != shape:
         raise ValueError(f"{name} of shape {tuple(value.shape)}, not {shape}")
-    value = value.detach().cpu().float().clone(memory_format=torch.contiguous_format)
-    if not bool(torch.isfinite(value).all()):
+    plain: Tensor = value.detach().cpu().float().clone(memory_format=torch.contiguous_format)
+    if not bool(torch.isfinite(plain).all()):
         raise ValueError(f"NaN or infinity in {name}")
-    return value
+    return plain
 
 
 def most_bytes(width: int) -> int:

@@ -50,7 +50,7 @@ def read_record(directory: Path) -> Json:
                 f"{directory} is not an adapter: {file} is missing. Expected {', '.join(ADAPTER_FILES)}, as "
                 f"plot_ot.models.named.save_adapter writes them."
             )
-    record = read_json(directory / RECORD)
+    record: Json = read_json(directory / RECORD)
     base = record.get("base") if isinstance(record, dict) else None
     if (
         not isinstance(base, dict)

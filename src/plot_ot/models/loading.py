@@ -212,4 +212,5 @@ def _adapted(model: nn.Module, adapter: str | os.PathLike[str]) -> nn.Module:
     if path.exists() and not (path / "adapter_config.json").exists():
         raise PlotError(f"{path} holds no adapter_config.json, so it is no saved adapter.")
     adapted = guarded(lambda at: peft.PeftModel.from_pretrained(model, at, use_safetensors=True), "adapter", source)
-    return adapted.merge_and_unload()
+    merged: nn.Module = adapted.merge_and_unload()
+    return merged

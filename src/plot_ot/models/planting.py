@@ -199,7 +199,8 @@ def _last_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Float[Tensor, "
     short = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, **short)
-    return out.logits[:, -1].float()
+    last: Tensor = out.logits[:, -1].float()
+    return last
 
 
 def _swapping(plant: Plant, rows: Tensor, source: Tensor) -> Any:

@@ -212,7 +212,8 @@ def _movement(frame: Frame, recording: Recording, place: Place) -> Float[Tensor,
     for b, s in zip(*(side.split(max(1, AT_ONCE // frame.rank)) for side in (base, source)), strict=True):
         moved += (frame.coordinates(s) - frame.coordinates(b)).abs().double().sum(dim=0)
     assert frame.write is not None  # noqa: S101
-    return moved * frame.write.double().norm(dim=0)
+    change: Tensor = moved * frame.write.double().norm(dim=0)
+    return change
 
 
 # -- files ----------------------------------------------------------------------------------------------------

@@ -96,7 +96,8 @@ class CausalSubject(Subject):
         inputs = store.inputs[rows].repeat(shape[0], 1)
         do = {start.name: self._decode(start.name, activation.flatten(0, 1))}
         values = self._run(inputs, do, {name: [each(rewrite)] for name, rewrite in later.items()})
-        return self._logits(values).unflatten(0, shape)
+        outputs: Tensor = self._logits(values).unflatten(0, shape)
+        return outputs
 
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
@@ -157,7 +158,7 @@ def _values_of(name: str, column: Tensor) -> Tensor:
     """The distinct values of a variable, sorted."""
     if column.is_floating_point() and not bool(torch.isfinite(column).all()):
         raise PlotError(f"Variable '{name}' takes values that are no numbers (NaN or infinity).")
-    values = torch.unique(column, dim=0)
+    values: Tensor = torch.unique(column, dim=0)
     if len(values) > MOST_VALUES:
         raise PlotError(
             f"Variable '{name}' takes {len(values)} values on these inputs; up to {MOST_VALUES} can be listed one by "

@@ -138,12 +138,14 @@ class GRUSubject(Subject):
                 f"feature after another); found {tuple(rows.shape)}. Pass `encode` for another layout."
             )
         weight = self.net.cell.weight_ih
-        return rows.to(weight.device, weight.dtype).unflatten(1, (features, self.steps)).mT
+        encoded: Tensor = rows.to(weight.device, weight.dtype).unflatten(1, (features, self.steps)).mT
+        return encoded
 
 
 def _linear(head: nn.Linear, h: Float[Tensor, "d variants pairs"]) -> Float[Tensor, "out variants pairs"]:
     product = torch.addmm(head.bias.detach().unsqueeze(1), head.weight.detach(), h.flatten(1))
-    return product.unflatten(1, h.shape[1:])
+    logits: Tensor = product.unflatten(1, h.shape[1:])
+    return logits
 
 
 def _step(

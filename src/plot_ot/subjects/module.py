@@ -128,7 +128,8 @@ class ModuleSubject(Subject):
         rewrites[start.name] = lambda _: activation.flatten(0, 1)
         inputs = store.inputs[rows.to(store.inputs.device)]
         with self.intervene(rewrites):
-            return self._outputs(inputs, variants).unflatten(0, (variants, pairs))
+            outputs: Tensor = self._outputs(inputs, variants).unflatten(0, (variants, pairs))
+            return outputs
 
     @contextlib.contextmanager
     def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:

@@ -290,7 +290,8 @@ def _carry_targeted(bases: Tensor, bits: int, i: int, size: int) -> Int[Tensor, 
         key += (1 - carries) * never * (j + 1 == i)
         grown = best[:, carry] + key.unsqueeze(2)
         best = torch.stack([grown[:, carried == k].flatten(1).topk(size, largest=False).values for k in (0, 1)], dim=1)
-    return best.flatten(1).topk(size, largest=False).values & (4**bits - 1)
+    nearest: Tensor = best.flatten(1).topk(size, largest=False).values & (4**bits - 1)
+    return nearest
 
 
 # -- splits ---------------------------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ class Backbone:
     @torch.no_grad()
     def answers(self, rows: Int[Tensor, "rows 4"]) -> Bool[Tensor, " rows"]:
         """What the network answers."""
-        return self.net(self.encode(rows)).argmax(dim=1) == 1
+        answers: Tensor = self.net(self.encode(rows)).argmax(dim=1) == 1
+        return answers
 
     def subject(self) -> MLPSubject:
         """The network for the engine."""

@@ -295,7 +295,8 @@ class PrefixView:
         if (id(kept), variants) not in self._made:
             rows = kept[self.slots.to(kept.device), -self.tail :]
             self._made[id(kept), variants] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
-        return self._made[id(kept), variants]
+        made: Tensor = self._made[id(kept), variants]
+        return made
 
     def _prefix(self, layer: int) -> Prefix:
         keys, values = self.cache._pages[layer].read(self.slots, self.columns)

@@ -94,7 +94,7 @@ def resumed_pass(
 
     def change(layer: int, kind: str) -> Callable[[Tensor], Tensor]:
         def edited(whole: Tensor) -> Tensor:
-            h = whole.unflatten(1, (variants, view.tail))
+            h: Tensor = whole.unflatten(1, (variants, view.tail))
             for edit in stages[layer, kind]:
                 h = edit(h)
             return h.flatten(1, 2)
@@ -112,7 +112,8 @@ def resumed_pass(
             changed = [kind for at, kind in stages if at == layer]
             with removed([decoder.hook(layer, kind, change(layer, kind)) for kind in changed]):
                 h = first(decoder.blocks[layer](h.to(view.device(layer)), **view.call(layer, variants)))
-    return h.unflatten(1, (variants, view.tail))[:, :, -1]
+    last: Tensor = h.unflatten(1, (variants, view.tail))[:, :, -1]
+    return last
 
 
 def in_parts(

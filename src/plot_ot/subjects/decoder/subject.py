@@ -323,7 +323,8 @@ class DecoderSubject(Subject):
                     edits.append(SpotEdit(spot, back[spot.position][some], rewrite))
                 with self._held():
                     h = resumed_pass(self.decoder, view, start, a, edits)
-                    return self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2]).transpose(0, 1).to(self.device)
+                    read: Tensor = self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2])
+                    return read.transpose(0, 1).to(self.device)
 
             given = [(activation[v, some.to(activation.device)], v) for v in slices]
             if heavy:  # a graph that would not fit is thrown away and computed again on the way back
