@@ -340,12 +340,14 @@ def _read_value(j: int, k: int, edit: Edit, tensors: Mapping[str, Tensor]) -> Te
 def _read_edit(k: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Edit:
     at = described["place"]
     place = Place(str(at["name"]), int(at["width"]), int(at["layer"]), at["position"])
-    frame = Frame(place.width, tensors.get(f"{k}.read"), tensors.get(f"{k}.write"), str(described["frame"]))
-    if any(t is not None and not torch.isfinite(t).all() for t in (frame.read, frame.write, tensors[f"{k}.gains"])):
+    read, write = tensors.get(f"{k}.read"), tensors.get(f"{k}.write")
+    if any(t is not None and not torch.isfinite(t).all() for t in (read, write, tensors[f"{k}.gains"])):
         raise ValueError("NaN or infinity in its tensors")
-    for part in (frame.read, frame.write):
-        if part is not None and (part.ndim != 2 or part.shape[0] != place.width or part.shape[1] != frame.rank):
+    rank = place.width if read is None else read.shape[-1] if read.ndim else 0
+    for part in (read, write):
+        if part is not None and tuple(part.shape) != (place.width, rank):
             raise ValueError(f"a frame of shape {tuple(part.shape)} at a place of width {place.width}")
+    frame = Frame(place.width, read, write, str(described["frame"]))
     if "encoder" in described:
         frame = replace(frame, encoder=_read_encoder(k, described["encoder"]["k"], tensors, frame))
     gains = tensors[f"{k}.gains"]

@@ -204,7 +204,7 @@ def distinct_rows(rows: Int[Tensor, "rows inputs"]) -> Int[Tensor, "distinct inp
     return rows[first_of_each(row_codes(rows)).sort().values]
 
 
-def row_codes(rows: Shaped[Tensor, "rows columns"]) -> Int[Tensor, " rows"]:
+def row_codes(rows: Shaped[Tensor, "rows ..."]) -> Int[Tensor, " rows"]:
     """A number 0, 1, ... per row that is equal for bit-identical rows (torch.unique over rows is many times slower)."""
     rows = rows.contiguous().flatten(1)
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]

@@ -65,9 +65,9 @@ class Plant:
 class PlantBatch:
     """Pairs as tokens: bases first, then their sources, padded on the left to one length."""
 
-    ids: Int[Tensor, "2*pairs tokens"]
-    mask: Int[Tensor, "2*pairs tokens"]
-    answers: Int[Tensor, " 2*pairs"]
+    ids: Int[Tensor, "prompts tokens"]
+    mask: Int[Tensor, "prompts tokens"]
+    answers: Int[Tensor, " prompts"]
     """The token of every prompt's own answer."""
     labels: Mapping[str, Int[Tensor, " pairs"]]
     """variable -> the token that the base's answer becomes under its swap."""
@@ -91,7 +91,7 @@ class PlantLosses:
     right: float
     """Share of own answers that are right, over the whole vocabulary."""
     swapped_right: tuple[float, ...]
-    activations: Mapping[int | str, Float[Tensor, "2*pairs d"]]
+    activations: Mapping[int | str, Float[Tensor, "prompts d"]]
     """The clean last-position activation at every planted layer, with its gradient: for losses of your own."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
@@ -30,8 +30,8 @@ class Prefix:
     """What a block's query tokens see. It travels to the attention function in the place of the mask."""
 
     keys: Float[Tensor, "pairs groups before width"]
-    values: Float[Tensor, "pairs groups before width"]
-    hidden: Float[Tensor, "pairs 1 1 1 tail before+tail"] | None
+    values: Float[Tensor, "pairs groups before value_width"]
+    hidden: Float[Tensor, "pairs 1 1 1 tail seen"] | None
     """0 where a query sees a token before its branch or within it, -inf where not; None where it sees all."""
     tail: int
     """Tokens per branch."""
@@ -290,7 +290,7 @@ class PrefixView:
 
         return {**put(self.cache._calls[layer]), "attention_mask": self._prefix(layer)}
 
-    def _tokens(self, token: _Token, variants: int) -> Float[Tensor, "pairs queries ..."]:
+    def _tokens(self, token: _Token, variants: int) -> Shaped[Tensor, "pairs queries ..."]:
         kept = self.cache._tokenwise[token.path]
         if (id(kept), variants) not in self._made:
             rows = kept[self.slots.to(kept.device), -self.tail :]

@@ -82,7 +82,7 @@ def resumed_pass(
     start: Spot,
     activation: Float[Tensor, "variants pairs d"],
     edits: Sequence[SpotEdit],
-) -> Float[Tensor, "pairs variants d"]:
+) -> Float[Tensor, "pairs variants width"]:
     """The last tokens of each pair, one branch per variant, from the start spot on: the last token's final residual.
 
     `edits` are all that change on the way, the start's own among them. An edit inside a block runs that block too.
