@@ -80,6 +80,7 @@ def load_subject(
     - Any other module, with the `places` (names of submodules) to look at and an `example` input row.
     - A `CausalModel`, with input rows as `example`: exact ground truth, or one causal model aligned with another.
     """
+    model = getattr(model, "_orig_mod", model)  # a compiled module's own
     if isinstance(model, CausalModel):
         if example is None:
             raise PlotError(

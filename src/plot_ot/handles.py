@@ -22,7 +22,7 @@ from plot_ot.files.run_directory import to_json, write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
 from plot_ot.subjects import BankRecording, Place, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
-from plot_ot.subjects.protocol import apart
+from plot_ot.subjects.open_edits import Rewrites, apart, proven
 from plot_ot.version import __version__
 
 FORMAT = "plot-ot handle 1"
@@ -149,7 +149,7 @@ class Handle:
             subject.require(e.place)
             rewrites[e.place.name] = e.swapping(store.activations[e.place.name])
         rows = None if len(source) == 1 else len(source)
-        return subject.live(rewrites, rows=rows, base=base, every_token=every_token)
+        return _live(subject, rewrites, rows, base, every_token)
 
     # -- values ------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Setting:
         """While open, the live model runs with the variable set to the value; options as in `Handle.on`."""
         subject, _ = _subject_and_rows(network, torch.zeros(1, 1, dtype=torch.long), self.handle.places)
         self.handle.require(subject)
-        return subject.live(self._changes(subject), rows=None, base=base, every_token=every_token)
+        return _live(subject, self._changes(subject), None, base, every_token)
 
     def _changes(self, subject: Subject) -> dict[str, Callable[[Tensor], Tensor]]:
         """What happens at each place, in forward order."""
@@ -296,6 +296,13 @@ class Setting:
         for e, _ in edits:
             subject.require(e.place)
         return {e.place.name: e.setting(target) for e, target in edits}
+
+
+def _live(
+    subject: Subject, rewrites: Rewrites, rows: int | None, base: Tensor | None, every_token: bool
+) -> contextlib.AbstractContextManager[None]:
+    """The rewrites on the live network, refused at the end where they never happened."""
+    return proven(rewrites, lambda noted: subject.live(noted, rows=rows, base=base, every_token=every_token))
 
 
 def _label(value: Any) -> Value:

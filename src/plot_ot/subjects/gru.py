@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen, here
+from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
 
 
 class GRUNet(nn.Module):
@@ -90,25 +91,25 @@ class GRUSubject(Subject):
         return torch.cat([_linear(self.net.last_head, h), *reversed(read), earlier]).permute(1, 2, 0)
 
     @contextlib.contextmanager
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    def intervene(self, rewrites: Rewrites) -> Iterator[OpenEdit]:
         at = {self.place(name).position: rewrite for name, rewrite in rewrites.items()}
-        step, ours = 0, here()
+        step = 0
 
         def restart(*_: object) -> None:
             nonlocal step
-            step = 0
+            step = 0 if edit.acts() else step
 
         def count(_: nn.Module, __: object, h: Tensor) -> Tensor:
             nonlocal step
+            if not edit.acts():
+                return h
             rewrite, step = at.get(step), step + 1
-            return h if rewrite is None or not ours() else rewrite(h)
+            return h if rewrite is None else rewrite(h)
 
-        hooks = [self.net.register_forward_pre_hook(restart), self.net.cell.register_forward_hook(count)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with opened(self.net) as edit, contextlib.ExitStack() as hooks:
+            hooks.callback(self.net.register_forward_pre_hook(restart).remove)
+            hooks.callback(self.net.cell.register_forward_hook(count).remove)
+            yield edit
 
     # -- parts -------------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class Backbone:
         return self.subject().encode(rows)
 
 
-def _examples(bits: int, seed: int) -> tuple[Int[Tensor, "rows digits"], Int[Tensor, "rows digits"]]:
+def _examples(bits: int, seed: int) -> tuple[Int[Tensor, "rows digits"], Int[Tensor, "others digits"]]:
     """Training inputs, and those that exactness is judged on: the whole table twice, or two samples.
 
     Samples hold carry chains of all lengths, each row having its own chance that a digit passes its carry on (A ≠ B):

@@ -270,7 +270,8 @@ def _strange(name: str, why: str) -> PlotError:
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:
-    """The model inside a peft wrapper; its adapter layers sit in the blocks and stay."""
+    """The model inside a compiled or a peft wrapper; its adapter layers sit in the blocks and stay."""
+    model = getattr(model, "_orig_mod", model)
     config = getattr(model, "peft_config", None)
     if config and hasattr(model, "get_base_model"):
         if any(getattr(c, "is_prompt_learning", False) for c in config.values()):

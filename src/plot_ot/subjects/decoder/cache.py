@@ -41,13 +41,13 @@ def branch_attention(
     module: nn.Module,
     query: Float[Tensor, "pairs heads queries width"],
     key: Float[Tensor, "pairs groups queries width"],
-    value: Float[Tensor, "pairs groups queries width"],
+    value: Float[Tensor, "pairs groups queries value_width"],
     attention_mask: Prefix,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " heads"] | None = None,
     **_: Any,
-) -> tuple[Float[Tensor, "pairs queries heads width"], None]:
+) -> tuple[Float[Tensor, "pairs queries heads value_width"], None]:
     """Attention of V branches of T tokens each: a query sees its pair's prefix and its own branch, no other branch.
 
     All heads and variants that share keys are one product with them, and V x V scores are never formed. `s_aux` are
