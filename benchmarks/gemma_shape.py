@@ -31,7 +31,7 @@ from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.methods import Method
 from plot_ot.models.tiny import build_tokenizer
 from plot_ot.planner import hollow
-from plot_ot.signatures import as_readout, signatures
+from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites import whole_places
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.coupling import Localize
@@ -116,7 +116,7 @@ def measure(subject: DecoderSubject, splits: Splits, floor: int) -> dict[str, An
     family = whole_places(fit, places)
     say("Stage A")
     with Peak(floor) as stage_peak:
-        found, stage_a = timed(lambda: signatures(fit, family, readout, spec))
+        found, stage_a = timed(lambda: measure_signatures(fit, family, readout, spec))
         couplings, transport = timed(lambda: couple(found, STAGE_A))
     resumed = 2 * len(fit) * sum(left(p, places) for p in places)  # every block's patch, and the unedited prompt beside
     deep = {}

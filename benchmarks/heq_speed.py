@@ -42,7 +42,7 @@ from baselines import (
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.handles import handle_from_edits
-from plot_ot.signatures import as_readout, signatures
+from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites import neurons
 from plot_ot.stages.calibrate import Search, calibrate, correct, pair_weights, scored
 from plot_ot.stages.das import train_rotations
@@ -151,7 +151,7 @@ def plot_ours(task: Task, plan: Plan) -> tuple[PlotRun, dict[str, float]]:
     fit, calibration, *tests = task.recordings()
     laps.append(time.perf_counter())
     family = neurons(fit, fit.subject.places)
-    effects = signatures(fit, family, READOUT)
+    effects = measure_signatures(fit, family, READOUT)
     laps.append(time.perf_counter())
     (coupling,) = couple(effects, Transport("eot", (4.0,)))
     laps.append(time.perf_counter())

@@ -38,7 +38,7 @@ from pages import markdown
 from plot_ot.edits import Frame
 from plot_ot.models.named import shipped_adapters
 from plot_ot.models.tiny import TINY
-from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
+from plot_ot.signatures import Readout, Signatures, SignatureSpec, measure_signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.sites import Site, SiteFamily, neurons
 from plot_ot.stages.prefilter import Prefilter, rank_correlation
@@ -123,7 +123,7 @@ class Bench:
         return [p for p in self.fit.subject.places if p.layer in layers]
 
     def exact(self, family: SiteFamily) -> tuple[Signatures, dict[str, Any]]:
-        return self.measured(lambda: signatures(self.fit, family, self.readout, self.spec))
+        return self.measured(lambda: measure_signatures(self.fit, family, self.readout, self.spec))
 
     def linear(self, family: SiteFamily) -> tuple[Signatures, dict[str, Any]]:
         return self.measured(lambda: jacobian_signatures(self.fit, family, self.readout, self.spec))

@@ -1,8 +1,14 @@
-"""One thread: tests run small tensors on a shared machine, where a second thread mostly waits."""
+"""One thread: tests run small tensors on a shared machine, where a second thread mostly waits.
+
+Every annotated shape of the package is checked as it runs.
+"""
 
 import pytest
 import torch
 
+import shapes
+
+shapes.install("plot_ot")
 torch.set_num_threads(1)
 
 

@@ -13,7 +13,7 @@ from nets import planted_neurons
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.engine import InProcess, record_shared, shards
-from plot_ot.signatures import SignatureSpec, as_readout, signatures
+from plot_ot.signatures import SignatureSpec, as_readout, measure_signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.signatures.pooling import deal, jackknife, subsample
 from plot_ot.sites import blocks, neurons, pca_prefixes, whole_places
@@ -63,19 +63,19 @@ def menu(recording):
 def test_a_replicate_is_the_signature_of_the_other_folds_pairs(spec):
     recording, spec = recorded(), replace(spec, folds=4)
     family = menu(recording)
-    found = signatures(recording, family, READOUT, spec)
+    found = measure_signatures(recording, family, READOUT, spec)
     folds = deal(recording.base_rows, 4, torch.Generator().manual_seed(spec.seed))
     [replicates] = found.replicates
     assert len(replicates) == 4
     for g, replicate in enumerate(replicates):
         rest = recording.select(folds != g)
-        expected = signatures(rest, family, READOUT, replace(spec, folds=0))
+        expected = measure_signatures(rest, family, READOUT, replace(spec, folds=0))
         if (spec.aggregate, spec.normalise) == ("stack", "none"):
             np.testing.assert_allclose(replicate.cost, expected.cost * len(recording) / len(rest), rtol=1e-5)
         elif spec.aggregate == "family_mean" or spec.normalise == "unit":
             np.testing.assert_allclose(replicate.cost, expected.cost, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found.spread, jackknife([r.cost for r in replicates]).sqrt())
-    plain = signatures(recording, family, READOUT, replace(spec, folds=0))
+    plain = measure_signatures(recording, family, READOUT, replace(spec, folds=0))
     np.testing.assert_allclose(found.cost, plain.cost, rtol=1e-5, atol=1e-7)
     assert plain.spread is None
 
@@ -102,14 +102,14 @@ def test_the_spread_is_how_much_costs_vary_between_banks(spec):
     draws = []
     for seed in range(40):
         recording = recorded(bank(80, 2000 + seed))
-        draws.append(signatures(recording, menu(recording), READOUT, replace(spec, folds=10)))
+        draws.append(measure_signatures(recording, menu(recording), READOUT, replace(spec, folds=10)))
     true = torch.stack([d.cost for d in draws]).std(dim=0)
     claimed = torch.stack([d.spread for d in draws]).mean(dim=0)
     assert 0.75 < float((claimed / true).median()) < 1.35
 
 
 @named
-@pytest.mark.parametrize("how", [signatures, jacobian_signatures])
+@pytest.mark.parametrize("how", [measure_signatures, jacobian_signatures])
 def test_signatures_are_summed_over_shards_of_the_work(how, spec):
     fit, spec = bank(), replace(spec, folds=3, project=2)
     subject = MLPSubject(network())
@@ -140,16 +140,16 @@ def test_subsampled_pairs_keep_the_families_shares_and_stand_for_the_bank():
 def test_as_many_pairs_as_there_are_change_nothing():
     recording = recorded()
     family = menu(recording)
-    found = signatures(recording, family, READOUT, SignatureSpec(pairs=len(recording), folds=0))
-    np.testing.assert_allclose(found.cost, signatures(recording, family, READOUT).cost)
+    found = measure_signatures(recording, family, READOUT, SignatureSpec(pairs=len(recording), folds=0))
+    np.testing.assert_allclose(found.cost, measure_signatures(recording, family, READOUT).cost)
 
 
 @named
 def test_costs_on_fewer_pairs_are_near_those_on_all_within_their_error_bars(spec):
     recording = recorded(bank(400))
     family = menu(recording)
-    whole = signatures(recording, family, READOUT, spec).cost
-    some = [signatures(recording, family, READOUT, replace(spec, pairs=150, seed=s)) for s in range(8)]
+    whole = measure_signatures(recording, family, READOUT, spec).cost
+    some = [measure_signatures(recording, family, READOUT, replace(spec, pairs=150, seed=s)) for s in range(8)]
     errors = torch.stack([(s.cost - whole).abs() / s.spread.clamp(min=1e-9) for s in some])
     assert float(errors.median()) < 1.5
     assert float((errors < 3).double().mean()) > 0.9
@@ -162,12 +162,12 @@ def test_costs_on_fewer_pairs_are_near_those_on_all_within_their_error_bars(spec
 def test_projected_costs_are_near_those_of_the_whole_features_within_their_error_bars(spec):
     recording = recorded(bank(200))
     family = menu(recording)
-    whole = signatures(recording, family, READOUT, spec).cost
-    some = [signatures(recording, family, READOUT, replace(spec, project=12, seed=s)) for s in range(8)]
+    whole = measure_signatures(recording, family, READOUT, spec).cost
+    some = [measure_signatures(recording, family, READOUT, replace(spec, project=12, seed=s)) for s in range(8)]
     errors = torch.stack([(s.cost - whole).abs() / s.spread.clamp(min=1e-9) for s in some])
     assert float((errors < 3).double().mean()) > 0.9
     assert len(some[0].replicates) == (2 if spec.aggregate == "family_mean" else 1)
-    many = signatures(recording, family, READOUT, replace(spec, project=3000))
+    many = measure_signatures(recording, family, READOUT, replace(spec, project=3000))
     np.testing.assert_allclose(many.cost, whole, rtol=0.15, atol=0.05 * float(whole.max()))
 
 
@@ -182,7 +182,7 @@ def test_linear_features_are_projected_before_they_are_linearised():
         with mock.patch("torch.autograd.grad", wraps=torch.autograd.grad) as grad:
             found = jacobian_signatures(recording, family, readout, spec)
         assert grad.call_count == 2 * 3  # two projections in each of three folds
-        np.testing.assert_allclose(found.cost, signatures(recording, family, readout, spec).cost, rtol=1e-4)
+        np.testing.assert_allclose(found.cost, measure_signatures(recording, family, readout, spec).cost, rtol=1e-4)
 
 
 # -- weighted families --------------------------------------------------------------------------------------------
@@ -193,10 +193,10 @@ def test_a_family_with_all_the_weight_is_measured_alone():
     family, names = menu(recording), recording.bank.families
     for normalise in ("unit", "unit_family"):
         spec = SignatureSpec(normalise=normalise, hierarchical=True)
-        found = signatures(recording, family, READOUT, spec)
+        found = measure_signatures(recording, family, READOUT, spec)
         seen = recording.bank.family.unique().tolist()
         both = next(f for f in seen if all(recording.bank.changed[v][recording.bank.family == f].any() for v in "uv"))
-        alone = signatures(
+        alone = measure_signatures(
             recording.select(recording.bank.family == both), family, READOUT, SignatureSpec(normalise="unit")
         )
         weighted = found.weighted({n: float(k == both) for k, n in enumerate(names)}, names)
@@ -208,11 +208,13 @@ def test_a_family_with_all_the_weight_is_measured_alone():
 def test_equal_weights_change_nothing(spec):
     recording = recorded()
     family, names = menu(recording), recording.bank.families
-    found = signatures(recording, family, READOUT, replace(spec, hierarchical=True, folds=3))
+    found = measure_signatures(recording, family, READOUT, replace(spec, hierarchical=True, folds=3))
     even = found.weighted(dict.fromkeys(names, 0.25), names)
     np.testing.assert_allclose(even.cost, found.cost, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(even.spread, found.spread, rtol=1e-5, atol=1e-9)
-    np.testing.assert_allclose(found.cost, signatures(recording, family, READOUT, spec).cost, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        found.cost, measure_signatures(recording, family, READOUT, spec).cost, rtol=1e-5, atol=1e-7
+    )
 
 
 def test_the_grid_of_weights_is_the_simplexs():
@@ -262,7 +264,7 @@ def test_every_way_of_measuring_finds_the_planted_neurons(how):
 def test_a_prefilter_says_which_sites_are_exact_and_stays_within_its_budget():
     _, p = problem(pairs=300)
     family = neurons(p.fit, p.subject.places)
-    exact, linear = signatures(p.fit, family, READOUT), jacobian_signatures(p.fit, family, READOUT)
+    exact, linear = measure_signatures(p.fit, family, READOUT), jacobian_signatures(p.fit, family, READOUT)
     spent = counted(p.subject)
     found = Prefilter(0.3, few=0, audit=0.3)(p.fit, family, READOUT, SignatureSpec(), p.variables, TRANSPORT)
     verified = found.exact.nonzero().squeeze(1).tolist()
@@ -314,11 +316,11 @@ def test_small_menus_are_measured_exactly_and_whole_places_always():
 def test_a_couplings_spread_is_how_much_its_replicates_vary():
     recording = recorded(bank(200))
     family = menu(recording)
-    found = signatures(recording, family, READOUT, SignatureSpec(folds=6))
+    found = measure_signatures(recording, family, READOUT, SignatureSpec(folds=6))
     [coupling] = couple(found, TRANSPORT)
     plans = [couple(s, TRANSPORT)[0].plan for s in found.replicates[0]]
     np.testing.assert_allclose(coupling.spread, np.sqrt(5 / 6 * np.square(plans - np.mean(plans, axis=0)).sum(axis=0)))
-    plain = couple(signatures(recording, family, READOUT), TRANSPORT)[0]
+    plain = couple(measure_signatures(recording, family, READOUT), TRANSPORT)[0]
     assert plain.exact is plain.spread is plain.weights is None
 
 
@@ -352,13 +354,15 @@ def only_whole_places():
 
 def one_base():
     rows = POOL[[0] * 20]
-    signatures(recorded(Bank.from_pairs(CAUSAL, rows, POOL[20:40])), menu(recorded()), READOUT, SignatureSpec(folds=4))
+    measure_signatures(
+        recorded(Bank.from_pairs(CAUSAL, rows, POOL[20:40])), menu(recorded()), READOUT, SignatureSpec(folds=4)
+    )
 
 
 def pooled_families():
     recording = recorded()
     names = recording.bank.families
-    signatures(recording, menu(recording), READOUT).weighted(dict.fromkeys(names, 1.0), names)
+    measure_signatures(recording, menu(recording), READOUT).weighted(dict.fromkeys(names, 1.0), names)
 
 
 REFUSED = {

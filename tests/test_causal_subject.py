@@ -10,7 +10,7 @@ from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import as_readout, signatures
+from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites import Menu, neurons, whole_places
 from plot_ot.stages.calibrate import Search, calibrate, correct
 from plot_ot.stages.problem import Candidate
@@ -83,7 +83,7 @@ def test_later_places_are_rewritten_after_what_an_earlier_edit_made_of_them() ->
 def test_aligning_two_causal_models_gives_the_exact_coupling() -> None:
     subject = CausalSubject(LOW, ROWS)
     [fit] = record(subject, *banks(400))
-    found = signatures(fit, whole_places(fit, subject.places), READOUT)
+    found = measure_signatures(fit, whole_places(fit, subject.places), READOUT)
     names = [p.name for p in subject.places]
     for i, variable in enumerate(found.variables):
         exact = {names[j] for j in range(len(names)) if float(found.cost[i, j]) < 1e-3 * float(found.row_norms[i]) ** 2}
@@ -99,7 +99,9 @@ def test_the_variables_of_one_causal_model_are_found_in_another_and_their_handle
     subject = CausalSubject(LOW, ROWS)
     fit, calibration, test = record(subject, *banks(300, 100, 200))
     family = menu(fit, subject.places)
-    [coupling] = couple(signatures(fit, family, READOUT), Transport("uot-one-sided", (0.01,), (0.1,), scale="median"))
+    [coupling] = couple(
+        measure_signatures(fit, family, READOUT), Transport("uot-one-sided", (0.01,), (0.1,), scale="median")
+    )
     for variable, places in TRUTH.items():
         search = Search((1, 2), (1.0, 1.5))
         found = calibrate(calibration, [Candidate(family, coupling)], variable, search, READOUT)

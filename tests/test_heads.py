@@ -10,7 +10,7 @@ from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import respond
 from plot_ot.signatures import as_readout
-from plot_ot.sites.heads import heads
+from plot_ot.sites.attention_heads import heads
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate
 from plot_ot.stages.coupling import Localize

@@ -12,7 +12,7 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError, PlotWarning
-from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, as_readout, jacobian, signatures
+from plot_ot.signatures import AGGREGATES, NORMALISATIONS, SignatureSpec, as_readout, jacobian, measure_signatures
 from plot_ot.signatures.jacobian import jacobian_signatures, jacobians
 from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
 from plot_ot.stages.prefilter import rank_correlation
@@ -146,7 +146,7 @@ def test_a_linear_networks_linearised_signatures_are_its_exact_ones(aggregate, n
     for readout, centre in (("softmax", False), ("logits", True)):
         spec, family = SignatureSpec(aggregate, normalise, centre), menu(recording)
         found = jacobian_signatures(recording, family, as_readout(readout), spec)
-        assert_same(found, signatures(recording, family, as_readout(readout), spec))
+        assert_same(found, measure_signatures(recording, family, as_readout(readout), spec))
         assert not found.exact.any()
 
 
@@ -177,7 +177,7 @@ def test_small_swaps_are_predicted_to_first_order():
 
         recording = record(MLPSubject(net, encode=encode), bank)[0]
         family, readout = neurons(recording, recording.subject.places), as_readout("logits")
-        norms = [f(recording, family, readout).column_norms for f in (signatures, jacobian_signatures)]
+        norms = [f(recording, family, readout).column_norms for f in (measure_signatures, jacobian_signatures)]
         errors.append(float(((norms[0] - norms[1]).abs() / norms[0].clamp(min=1e-9)).max()))
     assert errors[1] < 0.2 * errors[0]
     assert errors[1] < 0.02
@@ -188,7 +188,7 @@ def test_on_hierarchical_equality_linearised_costs_rank_neurons_as_exact_ones_do
     splits, _ = heq.draw_splits(backbone)
     [fit] = record(backbone.subject(), splits.fit)
     family, readout = neurons(fit, fit.subject.places), as_readout("softmax")
-    exact, linear = signatures(fit, family, readout), jacobian_signatures(fit, family, readout)
+    exact, linear = measure_signatures(fit, family, readout), jacobian_signatures(fit, family, readout)
     assert min(map(rank_correlation, linear.cost, exact.cost)) >= 0.97
 
 
@@ -206,7 +206,7 @@ def test_every_neuron_of_a_language_model_is_a_site_and_passes_serve_all_layers_
     subject = recording.subject
     family = neurons(recording, subject.places)
     assert len(family) == sum(p.width for p in subject.places)
-    exact, expected = signatures(recording, family, readout), jacobian_signatures(recording, family, readout)
+    exact, expected = measure_signatures(recording, family, readout), jacobian_signatures(recording, family, readout)
     subject.memory = 4 * room * 5 * sum(sum(w.shape) for w in subject.weights().values() if w.ndim == 2)
     monkeypatch.setattr("plot_ot.subjects.decoder.subject.checkpoint", None)  # no graph is too large to be kept
     runs, resume = [], subject.resume

@@ -23,7 +23,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import as_readout, signatures
+from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites import blocks
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
@@ -402,7 +402,7 @@ def test_signatures_and_das_choose_the_same_in_halves():
     banks = planted.banks(60)
     whole, halved = (record(s, *banks)[0] for s in (planted.subject, cut))
     readout, family = as_readout("softmax"), blocks(1)(whole, whole.subject.places)
-    a, b = (signatures(r, family, readout).cost for r in (whole, halved))
+    a, b = (measure_signatures(r, family, readout).cost for r in (whole, halved))
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert cut.room.halvings
     trained = []

@@ -11,7 +11,7 @@ from nets import planted_plane, rand
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
-from plot_ot.signatures import as_readout, signatures
+from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites import blocks
 from plot_ot.stages.calibrate import Search, calibrate, correct
 from plot_ot.stages.das import train_rotations
@@ -136,8 +136,8 @@ class _Overflowing:
 def test_signatures_calibration_and_tests_name_the_place(fit):
     broken = replace(fit, subject=_Overflowing(fit.subject, "layer2"))
     family = blocks(1)(fit, fit.subject.places)
-    assert_refused(lambda: signatures(broken, family, READOUT), ["layer2", "NaN or infinity", "pair "])
-    sound = signatures(fit, family, READOUT)
+    assert_refused(lambda: measure_signatures(broken, family, READOUT), ["layer2", "NaN or infinity", "pair "])
+    sound = measure_signatures(fit, family, READOUT)
     [coupling] = couple(sound, Transport())
     search = Search((1, 2), (1.0, 2.0))
     early = replace(fit, subject=_Overflowing(fit.subject, "layer1"))  # where the best sites are
@@ -152,12 +152,12 @@ def test_signatures_calibration_and_tests_name_the_place(fit):
 def test_features_that_are_not_finite_though_the_outputs_are_name_the_place(fit):
     family = blocks(1)(fit, fit.subject.places)
     strange = replace(READOUT, neural=lambda outputs: READOUT.neural(outputs) / 0)
-    assert_refused(lambda: couple(signatures(fit, family, strange), Transport()), ["layer1"])
+    assert_refused(lambda: couple(measure_signatures(fit, family, strange), Transport()), ["layer1"])
 
 
 def test_costs_and_scores_name_the_variable_and_the_site(fit):
     family = blocks(1)(fit, fit.subject.places)
-    found = signatures(fit, family, READOUT)
+    found = measure_signatures(fit, family, READOUT)
     cost = found.cost.clone()
     cost[1, 3] = math.nan
     for kind in ("eot", "uot", "cosine"):

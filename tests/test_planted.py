@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nets import planted_neurons
-from plot_ot.signatures import SignatureSpec, as_readout, signatures
+from plot_ot.signatures import SignatureSpec, as_readout, measure_signatures
 from plot_ot.sites import neurons
 from plot_ot.stages.calibrate import Search, calibrate, correct
 from plot_ot.stages.problem import Candidate
@@ -33,7 +33,7 @@ def test_plot_ranks_the_planted_neurons_on_top_and_its_handles_are_always_right(
     planted = planted_neurons(copies, seed)
     fit, calibration, test = record(planted.subject, *planted.banks(300, 300, 300, seed=seed))
     family = neurons(fit, planted.subject.places)
-    [coupling] = couple(signatures(fit, family, READOUT), transport)
+    [coupling] = couple(measure_signatures(fit, family, READOUT), transport)
     assert coupling.converged
     for variable, truth in planted.truth.items():
         ranked = [family.sites[j].name for j in coupling.ranking(variable)]
@@ -53,7 +53,7 @@ def test_a_planted_neuron_has_the_signature_of_its_variable(aggregate, normalise
     planted = planted_neurons()
     [fit] = record(planted.subject, *planted.banks(300))
     family = neurons(fit, planted.subject.places)
-    found = signatures(fit, family, READOUT, SignatureSpec(aggregate, normalise))
+    found = measure_signatures(fit, family, READOUT, SignatureSpec(aggregate, normalise))
     names = [s.name for s in family.sites]
     for i, variable in enumerate(found.variables):
         [site] = planted.truth[variable]
@@ -72,6 +72,6 @@ def test_a_network_without_the_variable_gets_no_handle_that_is_right():
             linear.weight.copy_(linear.weight.flatten()[order].view_as(linear.weight))
     fit, calibration = record(planted.subject, *planted.banks(300, 300))
     family = neurons(fit, planted.subject.places)
-    [coupling] = couple(signatures(fit, family, READOUT), TRANSPORTS["uot-one-sided"])
+    [coupling] = couple(measure_signatures(fit, family, READOUT), TRANSPORTS["uot-one-sided"])
     for variable in planted.truth:
         assert calibrate(calibration, [Candidate(family, coupling)], variable, SEARCH, READOUT).score < 0.8

@@ -14,7 +14,7 @@ import plot_ot
 from plants import DIGIT_ROWS, DIGITS, SUMS, as_subject, random_plan, wired
 from plot_ot.abstract.banks import draw_pairs
 from plot_ot.judging.status import Status
-from plot_ot.signatures import SignatureSpec, as_readout, signatures
+from plot_ot.signatures import SignatureSpec, as_readout, measure_signatures
 from plot_ot.sites import whole_places
 from plot_ot.stages.choose import SelectTokens
 from plot_ot.stages.coupling import LocalizeTokens
@@ -67,7 +67,7 @@ def test_tokens_are_as_near_as_their_nearest_state_and_the_right_one_comes_first
     state = LocalizeTokens(Transport("uot-one-sided", (0.2,), (0.03,), scale="median"), spec, depth=DEPTH)(
         problem, State.start(problem)
     )
-    alone = signatures(fit, whole_places(fit, subject.places), as_readout("logits"), spec)
+    alone = measure_signatures(fit, whole_places(fit, subject.places), as_readout("logits"), spec)
     [found] = state.signatures
     for j, site in enumerate(found.family.sites):
         own = [k for k, s in enumerate(alone.family.sites) if s.place.token == site.name]

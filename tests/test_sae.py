@@ -19,7 +19,7 @@ from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.edits import encoder as encoding
 from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.handles import Edit, Handle, handle_from_edits
-from plot_ot.signatures import as_readout, signatures
+from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites.sae import SAE, load_sae, sae_features
 from plot_ot.stages.calibrate import Search, calibrate, correct
 from plot_ot.stages.problem import Candidate
@@ -225,7 +225,9 @@ def test_plot_ranks_a_variables_own_features_first_and_its_handle_is_always_righ
     sae = dictionary(planted, seed, **options)
     fit, calibration, fresh = record(planted.subject, *planted.banks(240, 240, 240, seed=seed))
     family = sae_features(sae, place="layer1")(fit, planted.subject.places)
-    [coupling] = couple(signatures(fit, family, READOUT), Transport("uot-one-sided", (0.05,), (1.0,), scale="median"))
+    [coupling] = couple(
+        measure_signatures(fit, family, READOUT), Transport("uot-one-sided", (0.05,), (1.0,), scale="median")
+    )
     for v, first in (("p", 0), ("q", 3)):
         names = {f"layer1.sae[{first + k}]" for k in range(3)}
         assert {family.sites[j].name for j in coupling.ranking(v)[:3]} == names

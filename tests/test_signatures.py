@@ -11,7 +11,7 @@ from torch import nn
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
-from plot_ot.signatures import AGGREGATES, NORMALISATIONS, READOUTS, SignatureSpec, as_readout, signatures
+from plot_ot.signatures import AGGREGATES, NORMALISATIONS, READOUTS, SignatureSpec, as_readout, measure_signatures
 from plot_ot.sites import Site, SiteFamily, neurons
 from plot_ot.subjects import MLPSubject, record
 from refusals import assert_refused
@@ -136,7 +136,7 @@ def assert_measures(found, expected):
 def test_signatures_equal_loops_over_hooked_forward_passes(aggregate, normalise, centre):
     recording, readout = recorded(), as_readout("logits" if centre else "softmax")
     family, spec = menu(recording), SignatureSpec(aggregate, normalise, centre)
-    found = signatures(recording, family, readout, spec)
+    found = measure_signatures(recording, family, readout, spec)
     assert_measures(found, oracle(recording.bank, family, readout, spec))
     assert found.variables == ("u", "v")
     assert found.dead == []
@@ -147,13 +147,13 @@ def test_signatures_equal_loops_over_hooked_forward_passes(aggregate, normalise,
 def test_signatures_do_not_depend_on_how_the_work_is_cut(aggregate, size):
     recording, spec = recorded(size=size), SignatureSpec(aggregate, "unit_family")
     family, readout = menu(recording), as_readout("softmax")
-    assert_measures(signatures(recording, family, readout, spec), oracle(recording.bank, family, readout, spec))
+    assert_measures(measure_signatures(recording, family, readout, spec), oracle(recording.bank, family, readout, spec))
 
 
 def test_chosen_variables_are_the_rows_in_the_given_order():
     recording, readout, spec = recorded(), as_readout("softmax"), SignatureSpec()
     family = menu(recording)
-    found = signatures(recording, family, readout, spec, variables=["v"])
+    found = measure_signatures(recording, family, readout, spec, variables=["v"])
     assert_measures(found, oracle(recording.bank, family, readout, spec, variables=["v"]))
 
 
@@ -161,7 +161,7 @@ def test_families_of_the_banks_own_are_averaged_apart():
     fit = bank(family=torch.arange(PAIRS) % 3 * 2)  # families 0, 2, 4: 1 and 3 have no pair
     recording, readout, spec = recorded(fit=fit), as_readout("softmax"), SignatureSpec("family_mean", "unit_family")
     family = menu(recording)
-    assert_measures(signatures(recording, family, readout, spec), oracle(fit, family, readout, spec))
+    assert_measures(measure_signatures(recording, family, readout, spec), oracle(fit, family, readout, spec))
 
 
 # -- dead sites and noise -----------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_dead_neuron_is_reported_and_gains_nothing_by_normalising(aggregate, o
     recording = recorded(net)
     family = neurons(recording, recording.subject.places)
     dead = [s.name for s in family.sites].index("layer2[2]")
-    found = signatures(recording, family, as_readout("softmax"), SignatureSpec(aggregate, "unit"))
+    found = measure_signatures(recording, family, as_readout("softmax"), SignatureSpec(aggregate, "unit"))
     assert found.dead == [dead]
     assert found.column_norms[dead] < 1e-6
     np.testing.assert_allclose(found.cosine[:, dead], 0, atol=0.05)
@@ -188,7 +188,7 @@ def test_a_dead_neuron_is_reported_and_gains_nothing_by_normalising(aggregate, o
 def test_a_constant_error_of_resuming_cancels_in_effects_and_shows_as_noise():
     clean, noisy = recorded(), recorded(error=0.01)
     family, readout = menu(clean), as_readout("logits")
-    expected, found = signatures(clean, family, readout), signatures(noisy, family, readout)
+    expected, found = measure_signatures(clean, family, readout), measure_signatures(noisy, family, readout)
     np.testing.assert_allclose(found.cost, expected.cost, rtol=1e-4)
     assert found.noise == pytest.approx(0.01 * (PAIRS * 3) ** 0.5, rel=1e-3)
     assert expected.noise < 1e-5
@@ -196,12 +196,12 @@ def test_a_constant_error_of_resuming_cancels_in_effects_and_shows_as_noise():
 
 def test_sites_within_ten_times_the_noise_count_as_dead():
     family, readout = menu(recorded()), as_readout("logits")
-    norms = signatures(recorded(), family, readout).column_norms
+    norms = measure_signatures(recorded(), family, readout).column_norms
     weakest, second = norms.sort().values[:2].tolist()
     error = (weakest * second) ** 0.5 / (10 * (PAIRS * 3) ** 0.5)  # ten times the noise lies between the two
-    found = signatures(recorded(error=error), family, readout)
+    found = measure_signatures(recorded(error=error), family, readout)
     assert found.dead == [int(norms.argmin())]
-    assert signatures(recorded(error=error), family, readout, SignatureSpec(floor=0.0)).dead == []
+    assert measure_signatures(recorded(error=error), family, readout, SignatureSpec(floor=0.0)).dead == []
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
@@ -209,9 +209,9 @@ def test_repeating_every_pair_does_not_change_which_sites_are_dead(aggregate):
     once, spec, readout = bank(), SignatureSpec(aggregate), as_readout("logits")
     often = once.select(torch.arange(PAIRS).repeat(50))
     family = menu(recorded())
-    norms = signatures(recorded(fit=once), family, readout, spec).column_norms
+    norms = measure_signatures(recorded(fit=once), family, readout, spec).column_norms
     error = 0.5 * float(norms.min()) / (10 * (PAIRS * 3) ** 0.5)
-    few, many = (signatures(recorded(fit=fit, error=error), family, readout, spec) for fit in (once, often))
+    few, many = (measure_signatures(recorded(fit=fit, error=error), family, readout, spec) for fit in (once, often))
     assert few.dead == []
     assert many.dead == []
     assert many.noise / float(many.column_norms.max()) == pytest.approx(
@@ -224,7 +224,7 @@ def test_repeating_every_pair_does_not_change_which_sites_are_dead(aggregate):
 
 def silent(fit):
     recording = recorded(fit=fit)
-    return signatures(recording, menu(recording), as_readout("softmax"))
+    return measure_signatures(recording, menu(recording), as_readout("softmax"))
 
 
 def same_u():
@@ -235,12 +235,12 @@ def same_u():
 
 def overflowing():
     recording = recorded(error=torch.nan)
-    return signatures(recording, menu(recording), as_readout("softmax"))
+    return measure_signatures(recording, menu(recording), as_readout("softmax"))
 
 
 def unknown_variable():
     recording = recorded()
-    return signatures(recording, menu(recording), as_readout("softmax"), variables=["u", "w"])
+    return measure_signatures(recording, menu(recording), as_readout("softmax"), variables=["u", "w"])
 
 
 ANSWERS = torch.tensor([0, 1, 3])

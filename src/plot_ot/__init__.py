@@ -1,25 +1,61 @@
-"""PLOT: where in this network does this variable live, and how do I control it?"""
+"""PLOT: where in this network does this variable live, and how do I control it?
 
-from plot_ot.abstract.banks import Bank, Splits, draw_pairs
-from plot_ot.abstract.causal_model import CausalModel, Mechanism
-from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.pairs import read_inputs, read_pairs
+What is imported here, and the `__all__` of the rooms that `docs/api.md` names, is public; everything else is private.
+"""
+
+from plot_ot.abstract import Bank, CausalModel, Hypothesis, Mechanism, Splits, draw_pairs, read_inputs, read_pairs
 from plot_ot.api import load_subject, localize
+from plot_ot.checking import Checkup, check
 from plot_ot.edits import EditBatch, Frame, respond
-from plot_ot.errors import PlotError
-from plot_ot.handles import Edit, Handle
-from plot_ot.methods import Method
-from plot_ot.models.named import LanguageModel
+from plot_ot.errors import CouplingWarning, PlotError, PlotWarning
+from plot_ot.handles import Edit, Handle, handle_from_edits
+from plot_ot.judging import Status, Verdict, full_patch, judge
+from plot_ot.methods import Method, MethodKind, layered, progressive
+from plot_ot.models import LanguageModel
 from plot_ot.result import Evaluation, Result, evaluate
-from plot_ot.signatures import Readout, Signatures, SignatureSpec, signatures
-from plot_ot.sites import Site, SiteFamily, blocks, neurons, whole_places
-from plot_ot.sites.heads import heads
-from plot_ot.sites.sae import load_sae, sae_features
-from plot_ot.stages.boundless import TrainBoundless
-from plot_ot.stages.calibrate import Search, calibrate
-from plot_ot.stages.masks import TrainMask
-from plot_ot.stages.prefilter import Prefilter
-from plot_ot.stages.problem import Candidate
+from plot_ot.signatures import (
+    Readout,
+    Signatures,
+    SignatureSpec,
+    as_readout,
+    jacobian_signatures,
+    measure_signatures,
+)
+from plot_ot.sites import (
+    Site,
+    SiteFamily,
+    blocks,
+    heads,
+    load_sae,
+    neurons,
+    pca_bands,
+    pca_components,
+    pca_prefixes,
+    sae_features,
+    subspaces,
+    whole_places,
+)
+from plot_ot.stages import (
+    Best,
+    BoundlessSpec,
+    Calibrate,
+    Candidate,
+    ClosedForm,
+    DasSpec,
+    Hint,
+    Localize,
+    MaskSpec,
+    Prefilter,
+    Problem,
+    Search,
+    SelectPlaces,
+    SelectTokens,
+    State,
+    TrainBoundless,
+    TrainDas,
+    TrainMask,
+)
+from plot_ot.stages.calibrate import calibrate
 from plot_ot.subjects import (
     CausalSubject,
     DecoderSubject,
@@ -29,60 +65,106 @@ from plot_ot.subjects import (
     SequentialSubject,
     Subject,
     record,
+    record_pairs,
 )
-from plot_ot.transport import Coupling, Transport, couple
+from plot_ot.transport import Coupling, Degeneracy, Flag, Transport, couple, solve
 from plot_ot.version import __version__
 
-__all__ = [
-    "Bank",
-    "Candidate",
-    "CausalModel",
-    "CausalSubject",
-    "Coupling",
-    "DecoderSubject",
-    "Edit",
-    "EditBatch",
-    "Evaluation",
-    "Frame",
-    "Handle",
-    "Hypothesis",
-    "LanguageModel",
-    "MLPSubject",
-    "Mechanism",
-    "Method",
-    "ModuleSubject",
-    "Place",
-    "PlotError",
-    "Prefilter",
-    "Readout",
-    "Result",
-    "Search",
-    "SequentialSubject",
-    "SignatureSpec",
-    "Signatures",
-    "Site",
-    "SiteFamily",
-    "Splits",
-    "Subject",
-    "TrainBoundless",
-    "TrainMask",
-    "Transport",
-    "__version__",
-    "blocks",
-    "calibrate",
-    "couple",
-    "draw_pairs",
-    "evaluate",
-    "heads",
-    "load_sae",
-    "load_subject",
+__all__ = [  # noqa: RUF022 (sorted by what a name is for)
+    # entry
     "localize",
-    "neurons",
+    "load_subject",
+    "evaluate",
+    "check",
+    "Result",
+    "Evaluation",
+    "Checkup",
+    "PlotError",
+    "PlotWarning",
+    "__version__",
+    # data
+    "Hypothesis",
+    "CausalModel",
+    "Mechanism",
+    "Bank",
+    "Splits",
+    "draw_pairs",
     "read_inputs",
     "read_pairs",
+    # networks
+    "Subject",
+    "MLPSubject",
+    "SequentialSubject",
+    "ModuleSubject",
+    "DecoderSubject",
+    "CausalSubject",
+    "LanguageModel",
+    "Place",
     "record",
+    "record_pairs",
+    # edits
+    "Handle",
+    "Edit",
+    "Frame",
+    "EditBatch",
     "respond",
-    "sae_features",
-    "signatures",
+    "handle_from_edits",
+    # sites
+    "Site",
+    "SiteFamily",
+    "neurons",
+    "blocks",
     "whole_places",
+    "heads",
+    "pca_components",
+    "pca_prefixes",
+    "pca_bands",
+    "subspaces",
+    "load_sae",
+    "sae_features",
+    # signatures
+    "Readout",
+    "as_readout",
+    "SignatureSpec",
+    "Signatures",
+    "measure_signatures",
+    "jacobian_signatures",
+    # transport
+    "Transport",
+    "Coupling",
+    "Degeneracy",
+    "Flag",
+    "CouplingWarning",
+    "couple",
+    "solve",
+    # stages
+    "Problem",
+    "State",
+    "Localize",
+    "Prefilter",
+    "SelectTokens",
+    "SelectPlaces",
+    "Calibrate",
+    "Best",
+    "ClosedForm",
+    "TrainDas",
+    "TrainBoundless",
+    "TrainMask",
+    "Hint",
+    "DasSpec",
+    "BoundlessSpec",
+    "MaskSpec",
+    "Search",
+    "Candidate",
+    "calibrate",
+    # methods
+    "Method",
+    "MethodKind",
+    "progressive",
+    "layered",
+    # verdicts
+    "Verdict",
+    "Status",
+    "judge",
+    "full_patch",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Int
@@ -31,14 +31,40 @@ from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, Sequentia
 from plot_ot.subjects.causal_subject import CausalSubject
 from plot_ot.subjects.decoder.subject import DecoderSubject
 
+Places = Mapping[str, str] | Sequence[str]
+"""Names of submodules (or variables) to look at, or what to call each: name."""
 METHODS = ("plot", "plot-das", "plot-layered", "das")
 
 
+@overload
+def load_subject(model: CausalModel, *, example: Tensor, places: Places | None = None) -> CausalSubject: ...
+@overload
+def load_subject(model: nn.Module, *, places: Places, example: Tensor, **options: Any) -> Subject: ...
+@overload
+def load_subject(
+    model: str | os.PathLike[str] | nn.Module,
+    hypothesis: Hypothesis,
+    *,
+    adapter: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> DecoderSubject: ...
+@overload
+def load_subject(model: nn.Sequential, *, encode: Callable[[Tensor], Tensor] = ..., **options: Any) -> MLPSubject: ...
+@overload
+def load_subject(
+    model: str | os.PathLike[str] | nn.Module,
+    hypothesis: None = None,
+    *,
+    adapter: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> LanguageModel: ...
 def load_subject(
     model: str | os.PathLike[str] | nn.Module | CausalModel,
     hypothesis: Hypothesis | None = None,
     *,
-    places: Any = None,
+    places: Places | None = None,
     example: Tensor | None = None,
     adapter: str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
@@ -54,12 +80,13 @@ def load_subject(
     - Any other module, with the `places` (names of submodules) to look at and an `example` input row.
     - A `CausalModel`, with input rows as `example`: exact ground truth, or one causal model aligned with another.
     """
+    model = getattr(model, "_orig_mod", model)  # a compiled module's own
     if isinstance(model, CausalModel):
         if example is None:
             raise PlotError(
                 "Give input rows as `example`: the values of the causal model's variables are found on them."
             )
-        return CausalSubject(model, example, places, **options)
+        return CausalSubject(model, example, None if places is None else list(places), **options)
     if isinstance(model, nn.Module) and places is not None:
         if example is None:
             raise PlotError("Give an `example` input row: the places' widths are found by running it once.")
@@ -222,6 +249,7 @@ def _spoken_right(subject: Any, hypothesis: Any, tokenizer: Any) -> Callable[[Te
 
     def right(rows: Tensor) -> Tensor:
         store = subject.record(rows, remember=True)  # filtering is the recording: nothing is run twice
-        return hypothesis.says(tokenizer, store.top_token.cpu(), hypothesis.causal.answer(rows))
+        said: Tensor = hypothesis.says(tokenizer, store.top_token.cpu(), hypothesis.causal.answer(rows))
+        return said
 
     return right

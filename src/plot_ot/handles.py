@@ -22,7 +22,7 @@ from plot_ot.files.run_directory import to_json, write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
 from plot_ot.subjects import BankRecording, Place, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
-from plot_ot.subjects.protocol import apart
+from plot_ot.subjects.open_edits import Rewrites, apart, proven
 from plot_ot.version import __version__
 
 FORMAT = "plot-ot handle 1"
@@ -149,7 +149,7 @@ class Handle:
             subject.require(e.place)
             rewrites[e.place.name] = e.swapping(store.activations[e.place.name])
         rows = None if len(source) == 1 else len(source)
-        return subject.live(rewrites, rows=rows, base=base, every_token=every_token)
+        return _live(subject, rewrites, rows, base, every_token)
 
     # -- values ------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Setting:
         """While open, the live model runs with the variable set to the value; options as in `Handle.on`."""
         subject, _ = _subject_and_rows(network, torch.zeros(1, 1, dtype=torch.long), self.handle.places)
         self.handle.require(subject)
-        return subject.live(self._changes(subject), rows=None, base=base, every_token=every_token)
+        return _live(subject, self._changes(subject), None, base, every_token)
 
     def _changes(self, subject: Subject) -> dict[str, Callable[[Tensor], Tensor]]:
         """What happens at each place, in forward order."""
@@ -296,6 +296,13 @@ class Setting:
         for e, _ in edits:
             subject.require(e.place)
         return {e.place.name: e.setting(target) for e, target in edits}
+
+
+def _live(
+    subject: Subject, rewrites: Rewrites, rows: int | None, base: Tensor | None, every_token: bool
+) -> contextlib.AbstractContextManager[None]:
+    """The rewrites on the live network, refused at the end where they never happened."""
+    return proven(rewrites, lambda noted: subject.live(noted, rows=rows, base=base, every_token=every_token))
 
 
 def _label(value: Any) -> Value:
@@ -340,12 +347,14 @@ def _read_value(j: int, k: int, edit: Edit, tensors: Mapping[str, Tensor]) -> Te
 def _read_edit(k: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Edit:
     at = described["place"]
     place = Place(str(at["name"]), int(at["width"]), int(at["layer"]), at["position"])
-    frame = Frame(place.width, tensors.get(f"{k}.read"), tensors.get(f"{k}.write"), str(described["frame"]))
-    if any(t is not None and not torch.isfinite(t).all() for t in (frame.read, frame.write, tensors[f"{k}.gains"])):
+    read, write = tensors.get(f"{k}.read"), tensors.get(f"{k}.write")
+    if any(t is not None and not torch.isfinite(t).all() for t in (read, write, tensors[f"{k}.gains"])):
         raise ValueError("NaN or infinity in its tensors")
-    for part in (frame.read, frame.write):
-        if part is not None and (part.ndim != 2 or part.shape[0] != place.width or part.shape[1] != frame.rank):
+    rank = place.width if read is None else read.shape[-1] if read.ndim else 0
+    for part in (read, write):
+        if part is not None and tuple(part.shape) != (place.width, rank):
             raise ValueError(f"a frame of shape {tuple(part.shape)} at a place of width {place.width}")
+    frame = Frame(place.width, read, write, str(described["frame"]))
     if "encoder" in described:
         frame = replace(frame, encoder=_read_encoder(k, described["encoder"]["k"], tensors, frame))
     gains = tensors[f"{k}.gains"]

@@ -132,7 +132,8 @@ class Coupling:
         """The soft correspondence of one variable."""
         if variable not in self.variables:
             unknown("variable of the coupling", variable, self.variables)
-        return self.plan[self.variables.index(variable)]
+        row: ndarray = self.plan[self.variables.index(variable)]
+        return row
 
     def ranking(self, variable: str) -> list[int]:
         """Sites from highest to lowest mass; equal masses by lower cost."""
@@ -399,7 +400,8 @@ class _Dual:
         return np.exp(tilted - total), value
 
     def value(self, f: ndarray, epsilon: ndarray) -> ndarray:
-        return self._rows(f)[1] - self._columns(f, epsilon)[2]
+        value: ndarray = self._rows(f)[1] - self._columns(f, epsilon)[2]
+        return value
 
     def plan(self, f: ndarray, epsilon: ndarray) -> tuple[ndarray, ndarray]:
         conditional, masses, _ = self._columns(f, epsilon)
@@ -450,4 +452,5 @@ def _diagonal(x: Float[ndarray, "g m"]) -> Float[ndarray, "g m m"]:
 
 def _logsumexp(x: ndarray, axis: int) -> ndarray:
     top = x.max(axis=axis, keepdims=True)
-    return top + np.log(np.exp(x - top).sum(axis=axis, keepdims=True))
+    total: ndarray = top + np.log(np.exp(x - top).sum(axis=axis, keepdims=True))
+    return total

@@ -185,7 +185,8 @@ class Bank:
 
     def base_groups(self) -> Int[Tensor, " pairs"]:
         """An index per pair that is equal for pairs sharing a base input: the unit of the bootstrap."""
-        return torch.unique(self.base, dim=0, return_inverse=True)[1]
+        group: Tensor = torch.unique(self.base, dim=0, return_inverse=True)[1]
+        return group
 
 
 def _families_by_change(changed: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
@@ -203,19 +204,20 @@ def distinct_rows(rows: Int[Tensor, "rows inputs"]) -> Int[Tensor, "distinct inp
     return rows[first_of_each(row_codes(rows)).sort().values]
 
 
-def row_codes(rows: Shaped[Tensor, "rows columns"]) -> Int[Tensor, " rows"]:
+def row_codes(rows: Shaped[Tensor, "rows ..."]) -> Int[Tensor, " rows"]:
     """A number 0, 1, ... per row that is equal for bit-identical rows (torch.unique over rows is many times slower)."""
     rows = rows.contiguous().flatten(1)
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     bits = rows.view(words).long()
     factors = torch.randint(1 << 62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
-    codes = torch.unique((bits * factors.to(bits.device)).sum(dim=1), return_inverse=True)[1]
+    codes: Tensor = torch.unique((bits * factors.to(bits.device)).sum(dim=1), return_inverse=True)[1]
     # a hash may collide: every row must equal the last one of its code
     last = torch.zeros(int(codes.max()) + 1, dtype=torch.long, device=bits.device)
     last[codes] = torch.arange(len(bits), device=bits.device)
     if bool((bits[last[codes]] == bits).all()):
         return codes
-    return torch.unique(bits, dim=0, return_inverse=True)[1]
+    exact: Tensor = torch.unique(bits, dim=0, return_inverse=True)[1]
+    return exact
 
 
 def first_of_each(code: Int[Tensor, " rows"]) -> Int[Tensor, " codes"]:
@@ -291,7 +293,8 @@ def _possible_changes(values: Sequence[Tensor]) -> list[int]:
     columns = [torch.unique(v, dim=0, return_inverse=True)[1] for v in values]
     joint = torch.unique(torch.stack(columns, dim=1), dim=0)
     differ = joint[:, None, :] != joint[None, :, :]
-    return torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist()
+    masks: list[int] = torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist()
+    return masks
 
 
 def _quota_masks(

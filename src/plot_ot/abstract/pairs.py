@@ -21,6 +21,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.codebook import plain
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.errors import PlotError, unknown
+from plot_ot.files.safe_reading import open_ordinary
 
 SPLITS = ("fit", "calibration", "test")
 MOST_ROWS = 1_000_000
@@ -285,7 +286,7 @@ def _counted(rows: Iterable[Any], what: str) -> Iterator[Line]:
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 file, without a byte order mark, none longer than is sane."""
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             number = 0
             while line := file.readline(LONGEST_LINE + 1):
                 number += 1
@@ -297,8 +298,8 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as e:
                     raise PlotError(f"{path} line {number} is not UTF-8 text ({e.reason}). Save it as UTF-8.") from e
-    except OSError as e:
-        raise PlotError(f"{path} cannot be read: {e.strerror or e}.") from e
+    except (OSError, ValueError) as e:
+        raise PlotError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}.") from e
 
 
 def _jsonl(path: Path) -> Iterator[Line]:

@@ -198,7 +198,7 @@ def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
     if tiny or not (folder / "tokenizer.json").is_file():
         return lambda rows: words(task.render(rows), first=0 if tiny else 1)
     try:
-        tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as e:
         raise PlotError(f"The tokenizer in {folder} cannot be read ({e}).") from e
     bos = LanguageModel(task.model, None, tokenizer).bos

@@ -48,7 +48,9 @@ class Frame:
         return cls(directions.shape[-2], directions, None, kind)
 
     @classmethod
-    def oblique(cls, read: Float[Tensor, "d r"], write: Float[Tensor, "d r"], kind: str = "oblique") -> Frame:
+    def oblique(
+        cls, read: Float[Tensor, "*variants d r"], write: Float[Tensor, "*variants d r"], kind: str = "oblique"
+    ) -> Frame:
         """R != W: what is read from the source is written along other directions."""
         if read.shape != write.shape:
             raise PlotError(f"Read and write must have one shape; found {tuple(read.shape)} and {tuple(write.shape)}.")
@@ -71,13 +73,13 @@ class Frame:
         """r, the number of directions."""
         return self.width if self.read is None else self.read.shape[-1]
 
-    def coordinates(self, a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch r"]:
+    def coordinates(self, a: Float[Tensor, "*#batch d"]) -> Float[Tensor, "*#batch r"]:
         """Rᵀ a, or what the encoder makes of it."""
         if self.read is None:
             return a
         return a @ self.read if self.encoder is None else self.encoder.read(a, self.read, None)
 
-    def lift(self, c: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch d"]:
+    def lift(self, c: Float[Tensor, "*#batch r"]) -> Float[Tensor, "*#batch d"]:
         """W c."""
         directions = self.read if self.write is None else self.write
         return c if directions is None else c @ directions.mT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from plot_ot.abstract.banks import first_of_each, row_codes
@@ -109,7 +109,7 @@ class Distinct:
         return number if self.of_pair is None else int((self.of_pair == number).nonzero()[0])
 
 
-def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Float[Tensor, "variants classes ..."]) -> Tensor:
+def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Shaped[Tensor, "variants classes ..."]) -> Tensor:
     return outputs.index_select(1, of_pair)
 
 

@@ -1,16 +1,25 @@
-"""Who runs the work units of a study: this process (`InProcess`, the default), or a Ray cluster (`engine.ray`)."""
+"""Who runs the work units of a study: this process (`InProcess`, the default), or a Ray cluster (`RayEngine`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from plot_ot.engine.ray_engine import RayEngine
 from plot_ot.engine.stores import merged, record_shard
-from plot_ot.engine.units import Crew, Shard, SharedRecording, Unit, jobs_at_once, record_shared, run, run_here, shards
+from plot_ot.engine.units import (
+    Crew,
+    Recipe,
+    Shard,
+    SharedRecording,
+    Unit,
+    jobs_at_once,
+    record_shared,
+    run,
+    run_here,
+    shards,
+)
 from plot_ot.subjects import Store, Subject
-
-Recipe = Callable[[], Subject]
-"""How a worker makes its own replica of the network."""
 
 
 class Engine(Protocol):
@@ -48,6 +57,7 @@ __all__ = [
     "Crew",
     "Engine",
     "InProcess",
+    "RayEngine",
     "Recipe",
     "Shard",
     "SharedRecording",

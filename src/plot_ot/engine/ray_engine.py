@@ -20,10 +20,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.engine import Recipe
 from plot_ot.engine.ray_worker import Boxed, Done, Numerics, Told, Worker, kept, library
 from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches
-from plot_ot.engine.units import Crew, Shard, SharedRecording, Unit
+from plot_ot.engine.units import Crew, Recipe, Shard, SharedRecording, Unit
 from plot_ot.errors import PlotError
 from plot_ot.subjects import DecoderSubject, Store, Subject
 from plot_ot.version import library_versions

@@ -22,6 +22,9 @@ from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject
 from plot_ot.subjects.protocol import PairIndex, Share, _refuse_non_finite
 
+Recipe = Callable[[], Subject]
+"""How a worker makes its own replica of the network."""
+
 WORK = 1 << 28
 """Multiply-adds below which a piece of work is so small that starting it shows: smaller ones are kept together."""
 LEAST, MOST = 128, 1 << 10

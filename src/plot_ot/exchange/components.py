@@ -177,7 +177,7 @@ def _side(subject: DecoderSubject, place: Place) -> str:
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:
-    return next(path for path, m in model.named_modules() if m is module)
+    return next(str(path) for path, m in model.named_modules() if m is module)
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pyvene import TrainableIntervention  # type: ignore[import-untyped]
 from torch import Tensor
 
 
-class _Edit(TrainableIntervention):  # "trainable" is how pyvene calls what has tensors to save
+class _Edit(TrainableIntervention):  # type: ignore[misc] # untyped; "trainable" is how pyvene calls what has tensors to save
     """a <- a + M (a_source - a) on one unit; whatever shape the unit has is one vector, row by row."""
 
     def __init__(self, **options: Any) -> None:

@@ -20,8 +20,8 @@ from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.exchange.components import NAMES, path_of, spot
 from plot_ot.exchange.fold import EXACT
-from plot_ot.exchange.torch_files import most_bytes, read_torch_file, rotation_in, tensor_of
-from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes
+from plot_ot.exchange.torch_files import most_bytes, rotation_in, tensor_of
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_torch_file
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import DecoderSubject, ModuleSubject, Place, Subject
 from plot_ot.subjects.decoder.layout import LAST

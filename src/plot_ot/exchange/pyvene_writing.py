@@ -174,7 +174,8 @@ def _runs(chosen: Sequence[int]) -> list[list[int]]:
 def _class(kind: str) -> type:
     from plot_ot.exchange import interventions
 
-    return getattr(interventions if hasattr(interventions, kind) else pyvene_library(), kind)
+    found: type = getattr(interventions if hasattr(interventions, kind) else pyvene_library(), kind)
+    return found
 
 
 def _save(made: Any, directory: Path) -> None:

@@ -1,15 +1,8 @@
-"""Files written by torch.save, read as tensors and plain values only; and the orthogonal layers that are kept in them.
-
-Such a file is a pickle inside a zip. It is read by torch's restricted reader, which builds tensors, lists, dicts and
-numbers and calls nothing else; old-style files that are bare pickles are refused unread, and so is whatever unpacks to
-more bytes than the place it belongs to can need.
-"""
+"""What others keep in files of torch.save: orthogonal layers, and the tensors that they are made of."""
 
 from __future__ import annotations
 
 import io
-import os
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,25 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
-
-from plot_ot.files.safe_reading import read_bytes
-
-
-def read_torch_file(path: str | os.PathLike[str], most: int) -> Any:
-    """What torch.save wrote, in at most `most` bytes; a ValueError or OSError says what is wrong."""
-    data = read_bytes(path, most)
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            inside = archive.infolist()
-    except Exception as e:  # a damaged archive can raise anything
-        raise ValueError(f"it is no zip file of torch.save, and bare pickles are not opened: {e}") from e
-    if any(i.compress_type != zipfile.ZIP_STORED for i in inside) or sum(i.file_size for i in inside) > most:
-        raise ValueError(f"it unpacks to more than {most:,} bytes or is compressed, which torch.save does not do")
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as e:  # a damaged pickle can raise anything
-        said = (str(e) or type(e).__name__).splitlines()[0]
-        raise ValueError(f"it holds more than tensors, or is damaged: {said[:200]}") from e
 
 
 def to_bytes(value: Any) -> bytes:
@@ -85,10 +59,10 @@ def tensor_of(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Te
         raise ValueError(f"{name} is not a tensor of floats that is all there")
     if shape is not None and tuple(value.shape) != shape:
         raise ValueError(f"{name} of shape {tuple(value.shape)}, not {shape}")
-    value = value.detach().cpu().float().clone(memory_format=torch.contiguous_format)
-    if not bool(torch.isfinite(value).all()):
+    plain: Tensor = value.detach().cpu().float().clone(memory_format=torch.contiguous_format)
+    if not bool(torch.isfinite(plain).all()):
         raise ValueError(f"NaN or infinity in {name}")
-    return value
+    return plain
 
 
 def most_bytes(width: int) -> int:

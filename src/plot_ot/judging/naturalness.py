@@ -46,7 +46,8 @@ def naturalness(handle: Handle, fit: BankRecording, test: BankRecording) -> Natu
     precision = torch.linalg.inv(_covariance(natural - mean))
 
     def length(a: Float[Tensor, "rows d"]) -> Float[Tensor, " rows"]:
-        return ((a - mean) @ precision * (a - mean)).sum(dim=1).clamp(min=0).sqrt()
+        squared: Tensor = ((a - mean) @ precision * (a - mean)).sum(dim=1)
+        return squared.clamp(min=0).sqrt()
 
     ordinary = length(natural).median().clamp(min=1e-12)
     return Naturalness(decoding, chance, float(length(_edited(edit, test)).median() / ordinary))

@@ -18,7 +18,7 @@ from torch import nn
 
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import Json, read_json, write_atomically, write_json
-from plot_ot.files.safe_reading import UNREADABLE, read_tensors
+from plot_ot.files.safe_reading import UNREADABLE, read_tensors, refuse_strange_files
 
 ADAPTER_FORMAT = "plot-ot adapter 1"
 RECORD = "planted.json"
@@ -48,9 +48,9 @@ def read_record(directory: Path) -> Json:
         if not (directory / file).is_file():
             raise PlotError(
                 f"{directory} is not an adapter: {file} is missing. Expected {', '.join(ADAPTER_FILES)}, as "
-                f"plot_ot.models.named.save_adapter writes them."
+                f"plot_ot.models.save_adapter writes them."
             )
-    record = read_json(directory / RECORD)
+    record: Json = read_json(directory / RECORD)
     base = record.get("base") if isinstance(record, dict) else None
     if (
         not isinstance(base, dict)
@@ -75,7 +75,26 @@ def load_adapter(model: nn.Module, directory: Path) -> tuple[nn.Module, Json]:
             f"{wanted[:16]}; this model's are {found[:16]}. Load that base in float32, without another adapter, or "
             f"train an adapter for this one."
         )
-    weights, library = directory / ADAPTER_FILES[1], _peft()
+    return placed_adapter(model, directory).merge_and_unload().eval(), record
+
+
+def placed_adapter(model: nn.Module, directory: Path) -> Any:
+    """The model wrapped by peft with an adapter in it, every tensor of the adapter's file in its place.
+
+    Only `adapter_config.json` and `adapter_model.safetensors` are read: `adapter_model.bin` is a pickle.
+    """
+    config, weights = (directory / file for file in ADAPTER_FILES[:2])
+    library = _peft()
+    for path in (config, weights):
+        if not path.is_file():
+            raise PlotError(
+                f"{directory} holds no {path.name}, so it is no adapter that can be read. Save it by peft, as "
+                f"safetensors."
+            )
+    refuse_strange_files(directory)
+    asked = read_json(config)
+    if not isinstance(asked, dict) or asked.get("megatron_config"):
+        raise PlotError(f"{config} does not describe an adapter of a Hugging Face model.")
     try:
         _, tensors = read_tensors(weights)
         if not all(bool(torch.isfinite(t).all()) for t in tensors.values()):
@@ -85,13 +104,23 @@ def load_adapter(model: nn.Module, directory: Path) -> tuple[nn.Module, Json]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tensors that do not fit, which are refused below
-            adapted = library.PeftModel.from_pretrained(model, str(directory))
-        placed = {n: t.shape for n, t in _tensors(adapted).items()}
+            adapted = library.PeftModel.from_pretrained(model, str(directory), use_safetensors=True)
+        placed = _tensors(adapted)
     except Exception as e:  # a configuration that does not fit fails in many ways
-        raise PlotError(f"{directory / ADAPTER_FILES[0]} does not fit the model: {e} Load the model anew.") from e
-    if placed != {n: t.shape for n, t in tensors.items()}:
-        raise PlotError(f"{weights} holds other tensors than its configuration asks for. Load the model anew.")
-    return adapted.merge_and_unload().eval(), record
+        raise PlotError(f"{config} does not fit the model: {e} Load the model anew.") from e
+    for name in sorted({*placed, *tensors}):
+        if name not in placed or name not in tensors:
+            where = "its file" if name in placed else "the adapted model"
+            raise PlotError(
+                f"{weights} holds other tensors than its configuration asks for: {name} is not in {where}. Load the "
+                f"model anew."
+            )
+        there = placed[name]
+        if there.shape != tensors[name].shape or not torch.equal(there, tensors[name].to(there.device, there.dtype)):
+            raise PlotError(
+                f"{weights} holds other tensors than its configuration asks for: {name}. Load the model anew."
+            )
+    return adapted
 
 
 def _refuse_config(path: Path) -> None:

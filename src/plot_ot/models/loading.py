@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from plot_ot.errors import PlotError
+from plot_ot.files.safe_reading import open_ordinary, refuse_strange_files
+from plot_ot.models.adapters import ADAPTER_FILES, placed_adapter
 from plot_ot.subjects.decoder.architecture import Decoder, transformers_library
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tup
         if gguf_file is None and not (path / "config.json").exists():
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
             raise PlotError(f"{path} holds no config.json, so it is no saved model (it holds {found}).")
+        refuse_strange_files(path)
         return str(path), gguf_file and _readable_gguf(path / gguf_file).name
     if path.suffix != ".gguf":
         raise PlotError(f"{path} is a file; a model is a directory, a .gguf file, or a hub id.")
@@ -136,7 +139,7 @@ def refuse_unreachable(hub_id: str) -> None:
 def _readable_gguf(path: Path) -> Path:
     if not path.is_file():
         raise PlotError(f"There is no GGUF file at {path}.")
-    with path.open("rb") as file:
+    with open_ordinary(path, 1 << 50) as file:
         start = file.read(4)
     if start != b"GGUF":
         raise PlotError(f"{path} is no GGUF file: it begins with {start!r}, not b'GGUF'. Fetch it again.")
@@ -148,11 +151,17 @@ def _readable_gguf(path: Path) -> Path:
 
 
 def guarded(load: Any, what: str, source: str, **options: Any) -> Any:
-    """Load a part of a model; whatever goes wrong is told in our words."""
+    """Load a part of a model by `from_pretrained`; code that comes with it is never run, and never asked about.
+
+    Whatever goes wrong is told in our words.
+    """
     try:
-        return load(source, **options)
+        return load(source, trust_remote_code=False, **options)
     except Exception as e:  # a damaged file fails in many ways
         reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        if "trust_remote_code" in str(e):
+            reason = "it needs code that comes with it, and such code is never run here. Use a model that your version "
+            reason += "of transformers knows, or load it yourself and give the live model."
         if Path(source).exists():
             raise PlotError(f"The {what} at {source} cannot be read: {reason}") from e
         raise PlotError(
@@ -203,13 +212,20 @@ def _refuse_no_tokenizer(source: str, gguf_file: str | None) -> None:
 
 
 def _adapted(model: nn.Module, adapter: str | os.PathLike[str]) -> nn.Module:
-    try:
-        import peft
-    except ImportError as e:
-        raise PlotError("Adapters need the `hf` extra: pip install 'plot-ot[hf]'.") from e
+    """The model with a peft adapter merged into its weights."""
     source = os.fspath(adapter)
     path = Path(source).expanduser()
-    if path.exists() and not (path / "adapter_config.json").exists():
-        raise PlotError(f"{path} holds no adapter_config.json, so it is no saved adapter.")
-    adapted = guarded(lambda at: peft.PeftModel.from_pretrained(model, at, use_safetensors=True), "adapter", source)
-    return adapted.merge_and_unload()
+    adapted = placed_adapter(model, path if path.exists() else _fetched_adapter(source))
+    merged: nn.Module = adapted.merge_and_unload()
+    return merged
+
+
+def _fetched_adapter(hub_id: str) -> Path:
+    """The two files of an adapter on the hub; no others are fetched."""
+    from huggingface_hub import hf_hub_download
+
+    config, _ = (
+        guarded(lambda at, trust_remote_code, name=name: hf_hub_download(at, name), "adapter", hub_id)
+        for name in ADAPTER_FILES[:2]
+    )
+    return Path(config).parent

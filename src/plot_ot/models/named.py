@@ -32,7 +32,8 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.locks import Lock
 from plot_ot.files.run_directory import Json, read_json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
-from plot_ot.models.loading import load_model, transformers_library
+from plot_ot.models.loading import load_model
+from plot_ot.subjects.decoder.architecture import transformers_library
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"

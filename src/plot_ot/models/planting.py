@@ -65,9 +65,9 @@ class Plant:
 class PlantBatch:
     """Pairs as tokens: bases first, then their sources, padded on the left to one length."""
 
-    ids: Int[Tensor, "2*pairs tokens"]
-    mask: Int[Tensor, "2*pairs tokens"]
-    answers: Int[Tensor, " 2*pairs"]
+    ids: Int[Tensor, "prompts tokens"]
+    mask: Int[Tensor, "prompts tokens"]
+    answers: Int[Tensor, " prompts"]
     """The token of every prompt's own answer."""
     labels: Mapping[str, Int[Tensor, " pairs"]]
     """variable -> the token that the base's answer becomes under its swap."""
@@ -91,7 +91,7 @@ class PlantLosses:
     right: float
     """Share of own answers that are right, over the whole vocabulary."""
     swapped_right: tuple[float, ...]
-    activations: Mapping[int | str, Float[Tensor, "2*pairs d"]]
+    activations: Mapping[int | str, Float[Tensor, "prompts d"]]
     """The clean last-position activation at every planted layer, with its gradient: for losses of your own."""
 
 
@@ -199,7 +199,8 @@ def _last_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Float[Tensor, "
     short = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, **short)
-    return out.logits[:, -1].float()
+    last: Tensor = out.logits[:, -1].float()
+    return last
 
 
 def _swapping(plant: Plant, rows: Tensor, source: Tensor) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,7 +184,7 @@ class Unloaded(Subject):
     def resume(self, *_: object) -> NoReturn:
         self._refuse()
 
-    def intervene(self, rewrites: object) -> contextlib.AbstractContextManager[None]:
+    def intervene(self, rewrites: object) -> NoReturn:
         self._refuse()
 
     def weights(self) -> NoReturn:

@@ -270,7 +270,8 @@ def _row_norms(e: Edit) -> np.ndarray:
     """How much is written to each neuron: the norm of its row in the directions, times their gains."""
     directions = e.frame.read if e.frame.write is None else e.frame.write
     basis = np.eye(e.place.width) if directions is None else directions.double().numpy()
-    return np.linalg.norm(basis * e.gains.double().numpy(), axis=1)
+    lengths: np.ndarray = np.linalg.norm(basis * e.gains.double().numpy(), axis=1)
+    return lengths
 
 
 def _setting(handle: Handle) -> str:

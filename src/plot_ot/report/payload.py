@@ -223,7 +223,7 @@ def _coupling(coupling: Json, selection: Json, zoom: Zoom, menus: Menus) -> Json
     shown = list(range(len(names)))
     if len(names) > MOST_SITES:  # a menu over the whole network: what is inside the handle's places
         shown = [k for k, s in enumerate(sites) if s.place in selection["places"]][:MOST_SITES]
-    return _rounded(
+    drawn: Json = _rounded(
         {
             "title": zoom.title([sites[k] for k in shown]),
             "setting": transport_setting(coupling),
@@ -234,6 +234,7 @@ def _coupling(coupling: Json, selection: Json, zoom: Zoom, menus: Menus) -> Json
             "norms": [norms[k] for k in shown] if isinstance(norms, list) and len(norms) == len(names) else None,
         }
     )
+    return drawn
 
 
 def _weights(names: Sequence[str], row: Sequence[float], chosen: Json) -> list[float] | None:

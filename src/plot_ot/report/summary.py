@@ -97,7 +97,7 @@ def best_method(reading: Reading) -> str | None:
     if not known:
         return methods[0] if methods else None
     top = max(score for score, _ in known)
-    return next(m for score, m in known if score == top)
+    return next(str(m) for score, m in known if score == top)
 
 
 def cards(reading: Reading, method: str) -> list[Card]:

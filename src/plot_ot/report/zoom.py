@@ -139,7 +139,8 @@ class Zoom:
 
         def share(c: Json) -> float:
             row = c["plan"][c["variables"].index(v)]
-            return sum(x for x, here in zip(row, self._on(c, selection), strict=True) if here) / (sum(row) or 1.0)
+            inside = sum(x for x, here in zip(row, self._on(c, selection), strict=True) if here)
+            return float(inside / (sum(row) or 1.0))
 
         return max((c for c in some if any(self._on(c, selection))), key=share, default=None)
 

@@ -10,7 +10,7 @@ from plot_ot.signatures.effects import (
     View,
     batches,
     measure,
-    signatures,
+    measure_signatures,
 )
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.signatures.readouts import READOUTS, Readout, as_readout
@@ -29,5 +29,5 @@ __all__ = [
     "batches",
     "jacobian_signatures",
     "measure",
-    "signatures",
+    "measure_signatures",
 ]

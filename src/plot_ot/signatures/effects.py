@@ -193,7 +193,8 @@ class Collection:
         if self.spec.project is None:
             return None
         features = readout.abstract(self.recording.bank.base_answer[:1], self._outputs).shape[-1]
-        return torch.randn(count, features, self.spec.project, generator=generator) / self.spec.project**0.5
+        drawn: Tensor = torch.randn(count, features, self.spec.project, generator=generator)
+        return drawn / self.spec.project**0.5
 
     def _u(self, folds: Int[Tensor, " pairs"]) -> Float[Tensor, "m pairs p"]:
         """Abstract effects of every pair."""
@@ -241,7 +242,7 @@ class Collection:
 
 
 @torch.no_grad()
-def signatures(
+def measure_signatures(
     recording: BankRecording,
     family: SiteFamily,
     readout: Readout,

@@ -93,7 +93,7 @@ def jacobian_signatures(
     spec: SignatureSpec | None = None,
     variables: Sequence[str] | None = None,
 ) -> Signatures:
-    """`signatures` with linearised effects: the same sums of other v, at a cost that hardly grows with the menu."""
+    """`measure_signatures` with linearised effects: the same sums of other v; the cost hardly grows with the menu."""
     _refuse(family)
     collection = Collection(recording, family, readout, spec, variables)
     collection.gather(_linearised, [(family.places, list(range(len(family))))])

@@ -97,7 +97,7 @@ class Abstract:
         """Of some of the pairs."""
         return replace(self, u=self.u[:, pairs], member=self.member[pairs], folds=self.folds[pairs])
 
-    def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "f m classes p"]]:
+    def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "_ m classes p"]]:
         """Family weights and abstract effects summed over the pairs of each class, which share one neural effect."""
         if self.means:
             u = self.u.new_zeros(0, len(self.u), len(distinct.once), self.u.shape[2])

@@ -1,5 +1,6 @@
 """Sites, and the families of them that stages choose from."""
 
+from plot_ot.sites.attention_heads import heads
 from plot_ot.sites.families import (
     Menu,
     Site,
@@ -14,7 +15,6 @@ from plot_ot.sites.families import (
     tokens,
     whole_places,
 )
-from plot_ot.sites.heads import heads
 from plot_ot.sites.sae import load_sae, sae_features
 
 __all__ = [

@@ -6,26 +6,22 @@ autoencoder does not explain:  a <- a + W_dec ( g * ( enc(a_source) - enc(a) ) )
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import warnings
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plot_ot.edits import Frame
 from plot_ot.edits.encoder import AT_ONCE, Encoder
 from plot_ot.errors import PlotError, PlotWarning, unknown
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_npz, read_tensors
 from plot_ot.sites.families import Menu, Site, SiteFamily
 from plot_ot.subjects import Place, Recording
 
@@ -212,7 +208,8 @@ def _movement(frame: Frame, recording: Recording, place: Place) -> Float[Tensor,
     for b, s in zip(*(side.split(max(1, AT_ONCE // frame.rank)) for side in (base, source)), strict=True):
         moved += (frame.coordinates(s) - frame.coordinates(b)).abs().double().sum(dim=0)
     assert frame.write is not None  # noqa: S101
-    return moved * frame.write.double().norm(dim=0)
+    change: Tensor = moved * frame.write.double().norm(dim=0)
+    return change
 
 
 # -- files ----------------------------------------------------------------------------------------------------
@@ -312,55 +309,31 @@ def _scale(normalised: Any, scale: float | None) -> float:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > 1 << 20:
-            raise PlotError(f"{path} is larger than a megabyte: not the settings of an autoencoder.")
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PlotError(f"There is no {path}; a SAELens directory holds {_CONFIG} and {_WEIGHTS}.") from None
-    except (OSError, ValueError, RecursionError) as e:
-        raise PlotError(f"{path} is not readable JSON ({type(e).__name__}).") from e
+    config = _read(path, lambda at: parse_json(read_bytes(at, 1 << 20)), "JSON")
     if not isinstance(config, dict):
         raise PlotError(f"{path} must hold a JSON object; found {type(config).__name__}.")
     return config
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.stat().st_size > LARGEST:
-            raise PlotError(f"{path} is larger than {LARGEST >> 30} GiB, more than any autoencoder known.")
-        with safe_open(str(path), framework="pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise PlotError(f"There is no {path}; a SAELens directory holds {_CONFIG} and {_WEIGHTS}.") from None
-    except (SafetensorError, OSError, ValueError) as e:
-        raise PlotError(f"{path} is not a readable safetensors file ({type(e).__name__}: {e}).") from e
+    found = _read(path, lambda at: read_tensors(at, LARGEST)[1], "safetensors file")
     return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in found.items()}
 
 
 def _npz(path: Path) -> dict[str, Tensor]:
-    """Arrays of an .npz file, whose headers are checked against the space they really have before anything is read."""
+    found = _read(path, lambda at: read_npz(at, LARGEST), ".npz file of numbers")
+    return {_named(name): t for name, t in found.items()}
+
+
+def _read(path: Path, read: Callable[[Path], Any], kind: str) -> Any:
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            if sum(e.file_size for e in entries) > LARGEST:
-                raise PlotError(f"{path} unfolds to more than {LARGEST >> 30} GiB, more than any autoencoder known.")
-            for entry in entries:
-                with archive.open(entry) as file:
-                    version = np.lib.format.read_magic(file)
-                    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                    shape, _, dtype = header[version](file)
-                    if (
-                        dtype.kind != "f"
-                        or np.prod(shape, dtype=object) * dtype.itemsize != entry.file_size - file.tell()
-                    ):
-                        raise ValueError(f"{entry.filename} is {dtype} {shape} in {entry.file_size} bytes")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {_named(name): torch.from_numpy(np.asarray(arrays[name], dtype=np.float32)) for name in arrays.files}
+        return read(path)
     except FileNotFoundError:
-        raise PlotError(f"There is no file {path}.") from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
-        raise PlotError(f"{path} is not a readable .npz file of numbers ({type(e).__name__}: {e}).") from e
+        raise PlotError(
+            f"There is no {path}; an autoencoder is a directory with {_CONFIG} and {_WEIGHTS}, or an .npz file."
+        ) from None
+    except UNREADABLE as e:
+        raise PlotError(f"{path} is not a readable {kind} ({type(e).__name__}: {e}).") from e
 
 
 def _named(name: str) -> str:

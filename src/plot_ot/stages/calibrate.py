@@ -93,7 +93,7 @@ def _best_by_support(candidates: Sequence[Candidate], surface: Tensor) -> dict[s
     return best
 
 
-def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "sizes*strengths sites"]:
+def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "settings sites"]:
     """λ Π̃_{j|i} for every (K, λ) of the grid."""
     tops = torch.stack([top_k_weights(c.coupling, variable, min(k, len(c.family))) for k in search.sizes])
     strengths = torch.tensor(search.strengths, dtype=tops.dtype)

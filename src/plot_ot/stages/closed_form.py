@@ -163,7 +163,8 @@ def cell_shift(
 def _codes(values: Sequence[Tensor]) -> Int[Tensor, " rows"]:
     """Batched values of any shape, one after the other, as one integer per row."""
     joint = torch.cat(list(values))
-    return torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
+    cell: Tensor = torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
+    return cell
 
 
 def barycentric(difference: Float[Tensor, "pairs d"], shift: Float[Tensor, "pairs d"], ridge: float) -> Frame | None:

@@ -19,7 +19,7 @@ from plot_ot.edits import EditBatch, Frame, resume_edited
 from plot_ot.engine import Unit, run, shards
 from plot_ot.errors import CouplingWarning, PlotError, unknown
 from plot_ot.signatures import Readout, Signatures, SignatureSpec
-from plot_ot.signatures import signatures as exact_signatures
+from plot_ot.signatures import measure_signatures as exact_signatures
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.sites import Menu, SiteFamily, neurons, tokens, whole_places
 from plot_ot.stages.calibrate import pair_weights, scored

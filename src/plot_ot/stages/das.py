@@ -164,7 +164,8 @@ def starting_frames(
             given = starts[v].lift(torch.eye(starts[v].rank)).mT  # the directions the frame writes along
             given = room.coordinates(given.mT).mT[:, : drawn.shape[2]]
             drawn[j, :, : given.shape[1]] = given / given.norm(dim=0).clamp(min=1e-12)
-    return torch.linalg.qr(drawn)[0]
+    orthonormal: Tensor = torch.linalg.qr(drawn)[0]
+    return orthonormal
 
 
 # -- descent: any batch of variants, each with its own loss, clipping and early stop ----------------------------

@@ -127,7 +127,7 @@ def continued(state: Tensor) -> torch.Generator:
 
 def annealed(ends: tuple[float, float], progress: float) -> float:
     """A temperature that falls geometrically from the first of `ends` to the second while `progress` runs to 1."""
-    return ends[0] * (ends[1] / ends[0]) ** progress
+    return float(ends[0] * (ends[1] / ends[0]) ** progress)
 
 
 class Adam:
@@ -245,7 +245,8 @@ class _Generator:
 
     def _rotate(self, a: Tensor, start: Tensor) -> Tensor:
         lower = a.tril(-1)
-        return start @ torch.linalg.matrix_exp(lower - lower.mT)
+        rotated: Tensor = start @ torch.linalg.matrix_exp(lower - lower.mT)
+        return rotated
 
     def frames(self, active: Tensor) -> Frame:
         self.leaf = self.a[active].requires_grad_()

@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from plot_ot.errors import PlotError, PlotWarning
-from plot_ot.signatures import Agreement, Readout, Signatures, SignatureSpec, measure, signatures
+from plot_ot.signatures import Agreement, Readout, Signatures, SignatureSpec, measure, measure_signatures
 from plot_ot.signatures.jacobian import coarse, jacobian_signatures
 from plot_ot.sites import SiteFamily
 from plot_ot.subjects import BankRecording
@@ -59,7 +59,7 @@ class Prefilter:
     ) -> Signatures:
         """The menu's signatures: exact where verified (`Signatures.exact`), linearised elsewhere."""
         if len(family) <= self.few:
-            return signatures(recording, family, readout, spec, variables)
+            return measure_signatures(recording, family, readout, spec, variables)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PlotWarning)  # what it warns of is verified here
             linear = jacobian_signatures(recording, family, readout, spec, variables)
@@ -77,7 +77,7 @@ class Prefilter:
         drawn = left[torch.randperm(len(left), generator=generator)[:audited]].tolist()
         verified = sorted([*kept, *drawn])
         some = SiteFamily(tuple(family.sites[j] for j in verified), family.frames)
-        exact = signatures(recording, some, readout, spec, variables)
+        exact = measure_signatures(recording, some, readout, spec, variables)
         assert linear.pooled is not None  # noqa: S101
         assert exact.pooled is not None  # noqa: S101
         found = measure(linear.variables, family, spec, linear.pooled.with_columns(verified, exact.pooled))

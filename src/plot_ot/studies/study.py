@@ -354,7 +354,7 @@ def _responses(recording: BankRecording, edits: Sequence[EditBatch]) -> Float[Te
     parts = shards(recording)
     units = [Unit(_outputs, pairs, tuple(e.place for e in edits), (edits,)) for pairs in parts]
     found = list(run(recording, units))
-    outputs = found[0].new_empty(len(edits[0].gains), len(recording), *found[0].shape[2:])
+    outputs: Tensor = found[0].new_empty(len(edits[0].gains), len(recording), *found[0].shape[2:])
     for pairs, piece in zip(parts, found, strict=True):
         outputs[:, pairs] = piece
     return outputs

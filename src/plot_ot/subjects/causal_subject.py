@@ -16,7 +16,8 @@ from torch import Tensor
 from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, here
+from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject
 
 MOST_VALUES = 256
 """A variable with more values than this is not encoded."""
@@ -57,13 +58,13 @@ class CausalSubject(Subject):
         order = [v for v in (*causal.inputs, *causal.mechanisms) if v in chosen]
         self.places = tuple(Place(v, len(self._codes[v]), depth[v]) for v in order)
         self.classes = _classes(causal.output, self._table[causal.output], classes)
-        self._live: list[tuple[Callable[[], bool], Mapping[str, Callable[[Tensor], Tensor]]]] = []
+        self._live: dict[OpenEdit, Rewrites] = {}
 
     def __call__(self, inputs: Int[Tensor, "rows inputs"]) -> Float[Tensor, "rows classes"]:
         """The model's answers as logits, under whatever handles are open on it."""
         rewrites: dict[str, list[Callable[[Tensor], Tensor]]] = {}
-        for ours, given in self._live:
-            for name, rewrite in given.items() if ours() else ():
+        for edit, given in self._live.items():
+            for name, rewrite in given.items() if edit.acts() else ():
                 rewrites.setdefault(name, []).append(rewrite)
         return self._logits(self._run(inputs, {}, rewrites))
 
@@ -96,18 +97,19 @@ class CausalSubject(Subject):
         inputs = store.inputs[rows].repeat(shape[0], 1)
         do = {start.name: self._decode(start.name, activation.flatten(0, 1))}
         values = self._run(inputs, do, {name: [each(rewrite)] for name, rewrite in later.items()})
-        return self._logits(values).unflatten(0, shape)
+        outputs: Tensor = self._logits(values).unflatten(0, shape)
+        return outputs
 
     @contextlib.contextmanager
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    def intervene(self, rewrites: Rewrites) -> Iterator[OpenEdit]:
         for name in rewrites:
             self.place(name)
-        opened = here(), rewrites
-        self._live.append(opened)
-        try:
-            yield
-        finally:
-            self._live.remove(opened)
+        with opened(self) as edit:
+            self._live[edit] = rewrites
+            try:
+                yield edit
+            finally:
+                del self._live[edit]
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ def _values_of(name: str, column: Tensor) -> Tensor:
     """The distinct values of a variable, sorted."""
     if column.is_floating_point() and not bool(torch.isfinite(column).all()):
         raise PlotError(f"Variable '{name}' takes values that are no numbers (NaN or infinity).")
-    values = torch.unique(column, dim=0)
+    values: Tensor = torch.unique(column, dim=0)
     if len(values) > MOST_VALUES:
         raise PlotError(
             f"Variable '{name}' takes {len(values)} values on these inputs; up to {MOST_VALUES} can be listed one by "

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen, here
+from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
 
 
 class GRUNet(nn.Module):
@@ -90,25 +91,25 @@ class GRUSubject(Subject):
         return torch.cat([_linear(self.net.last_head, h), *reversed(read), earlier]).permute(1, 2, 0)
 
     @contextlib.contextmanager
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    def intervene(self, rewrites: Rewrites) -> Iterator[OpenEdit]:
         at = {self.place(name).position: rewrite for name, rewrite in rewrites.items()}
-        step, ours = 0, here()
+        step = 0
 
         def restart(*_: object) -> None:
             nonlocal step
-            step = 0
+            step = 0 if edit.acts() else step
 
         def count(_: nn.Module, __: object, h: Tensor) -> Tensor:
             nonlocal step
+            if not edit.acts():
+                return h
             rewrite, step = at.get(step), step + 1
-            return h if rewrite is None or not ours() else rewrite(h)
+            return h if rewrite is None else rewrite(h)
 
-        hooks = [self.net.register_forward_pre_hook(restart), self.net.cell.register_forward_hook(count)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with opened(self.net) as edit, contextlib.ExitStack() as hooks:
+            hooks.callback(self.net.register_forward_pre_hook(restart).remove)
+            hooks.callback(self.net.cell.register_forward_hook(count).remove)
+            yield edit
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -138,12 +139,14 @@ class GRUSubject(Subject):
                 f"feature after another); found {tuple(rows.shape)}. Pass `encode` for another layout."
             )
         weight = self.net.cell.weight_ih
-        return rows.to(weight.device, weight.dtype).unflatten(1, (features, self.steps)).mT
+        encoded: Tensor = rows.to(weight.device, weight.dtype).unflatten(1, (features, self.steps)).mT
+        return encoded
 
 
 def _linear(head: nn.Linear, h: Float[Tensor, "d variants pairs"]) -> Float[Tensor, "out variants pairs"]:
     product = torch.addmm(head.bias.detach().unsqueeze(1), head.weight.detach(), h.flatten(1))
-    return product.unflatten(1, h.shape[1:])
+    logits: Tensor = product.unflatten(1, h.shape[1:])
+    return logits
 
 
 def _step(

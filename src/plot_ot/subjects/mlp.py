@@ -46,7 +46,8 @@ class MLPSubject(ModuleSubject):
             fresh = isinstance(layer, nn.Linear)
             if k in at:
                 x = at[k](x.unflatten(0, shape)).flatten(0, 1)
-        return x.unflatten(0, shape)
+        outputs: Tensor = x.unflatten(0, shape)
+        return outputs
 
 
 _ELEMENTWISE = (
@@ -83,7 +84,8 @@ def _apply(layer: nn.Module, x: Tensor, in_place: bool) -> Tensor:
     if isinstance(layer, nn.ReLU):
         return F.relu(x, inplace=in_place)
     if not isinstance(layer, nn.Linear):
-        return layer(x)
+        activated: Tensor = layer(x)
+        return activated
     weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
     if bias is not None and layer.out_features <= 4:
         # BLAS is several times faster on a wide product with few rows than on a tall one with few columns

@@ -12,7 +12,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen, here
+from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
+from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
 
 Position = int | tuple[int, ...] | Callable[[Tensor], "Int[Tensor, ' rows']"] | None
 """Where in a module's output a place is; see `ModuleSubject`."""
@@ -128,36 +129,38 @@ class ModuleSubject(Subject):
         rewrites[start.name] = lambda _: activation.flatten(0, 1)
         inputs = store.inputs[rows.to(store.inputs.device)]
         with self.intervene(rewrites):
-            return self._outputs(inputs, variants).unflatten(0, (variants, pairs))
+            outputs: Tensor = self._outputs(inputs, variants).unflatten(0, (variants, pairs))
+            return outputs
+
+    def intervene(self, rewrites: Rewrites) -> contextlib.AbstractContextManager[OpenEdit]:
+        return self._edited(rewrites, None)
 
     @contextlib.contextmanager
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-        ours, runs = here(), dict.fromkeys(rewrites, 0)
-
-        def restart(*_: Any) -> None:
-            if ours():
-                runs.update(dict.fromkeys(runs, 0))
-
-        hooks = [self.module.register_forward_pre_hook(restart)]
-        for name, rewrite in rewrites.items():
+    def _edited(self, rewrites: Rewrites, base: Tensor | None) -> Iterator[OpenEdit]:
+        for name in rewrites:
             if name not in self._taps:
                 unknown("place", name, list(self._taps))
-            hooks.append(self._taps[name].module.register_forward_hook(self._hook(name, rewrite, runs, ours)))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        runs = dict.fromkeys(rewrites, 0)
 
-    @contextlib.contextmanager
+        def restart(*_: Any) -> None:
+            if edit.acts():
+                runs.update(dict.fromkeys(runs, 0))
+
+        with opened(self.module) as edit, contextlib.ExitStack() as hooks:
+            hooks.callback(self.module.register_forward_pre_hook(restart).remove)
+            for name, rewrite in rewrites.items():
+                hook = self._hook(name, rewrite, runs, edit, base)
+                hooks.callback(self._taps[name].module.register_forward_hook(hook).remove)
+            yield edit
+
     def live(
         self,
-        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        rewrites: Rewrites,
         *,
         rows: int | None = None,
         base: Tensor | None = None,
         every_token: bool = False,
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[OpenEdit]:
         """`base` are the input rows the module will be called with, for places that are elsewhere in every input."""
         moving = [name for name in rewrites if callable(self._taps[self.place(name).name].position)]
         if moving and base is None:
@@ -165,13 +168,8 @@ class ModuleSubject(Subject):
                 f"The live module does not know where {moving[0]} is in its inputs: give the input rows that it will "
                 f"be called with as `base`."
             )
-        before = self._rows
-        with super().live(rewrites, rows=rows, every_token=every_token):
-            self._rows = base
-            try:
-                yield
-            finally:
-                self._rows = before
+        super().live(rewrites, rows=rows, every_token=every_token)  # refuses what it does not do
+        return self._edited(rewrites, base)
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -209,12 +207,13 @@ class ModuleSubject(Subject):
         name: str,
         rewrite: Callable[[Tensor], Tensor],
         runs: dict[str, int],
-        ours: Callable[[], bool],
+        edit: OpenEdit,
+        base: Tensor | None,
     ) -> Callable[..., Any]:
         tap = self._taps[name]
 
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
-            if not ours():
+            if not edit.acts():
                 return None
             run, runs[name] = runs[name], runs[name] + 1
             if tap.run not in (None, run):
@@ -225,7 +224,7 @@ class ModuleSubject(Subject):
             if tap.position is None:
                 edited = rewrite(whole.flatten(1)).reshape(whole.shape)
             else:
-                at = self._where(name, tap.position, whole)
+                at = _where(name, tap.position, whole, base if self._rows is None else self._rows)
                 part = whole[at]
                 vector = part.flatten(1)
                 new = rewrite(vector)
@@ -237,34 +236,35 @@ class ModuleSubject(Subject):
 
         return hook
 
-    def _where(self, name: str, position: Position, whole: Tensor) -> tuple[Any, ...]:
-        """An index into a module's output."""
-        if callable(position):
-            if self._rows is None or len(self._rows) != len(whole):
-                known = "none" if self._rows is None else f"{len(self._rows)}"
-                raise PlotError(
-                    f"The position of '{name}' is a function of the input rows, and {known} are known for the "
-                    f"{len(whole)} rows that run: give them as `base`."
-                )
-            index = torch.as_tensor(position(self._rows), device=whole.device).long()
-            if index.shape != (len(whole),):
-                raise PlotError(
-                    f"The position of '{name}' must be one index for each of {len(whole)} rows; found shape "
-                    f"{tuple(index.shape)}."
-                )
-            low, high, at = int(index.min()), int(index.max()), (torch.arange(len(whole), device=whole.device), index)
-            inside = whole.ndim >= 3 and -whole.shape[1] <= low <= high < whole.shape[1]
-        elif isinstance(position, tuple):
-            at = (slice(None), slice(None), *position)  # type: ignore[assignment]
-            sizes = whole.shape[2:]
-            inside = len(sizes) == len(position) and all(-n <= k < n for k, n in zip(position, sizes, strict=True))
-        else:
-            at = (slice(None), position)  # type: ignore[assignment]
-            inside = whole.ndim >= 3 and position is not None and -whole.shape[1] <= position < whole.shape[1]
-        if not inside:
-            shown = f"{low}..{high}" if callable(position) else position
-            raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {shown}.")
-        return at
+
+def _where(name: str, position: Position, whole: Tensor, rows: Tensor | None) -> tuple[Any, ...]:
+    """An index into a module's output."""
+    if callable(position):
+        if rows is None or len(rows) != len(whole):
+            known = "none" if rows is None else f"{len(rows)}"
+            raise PlotError(
+                f"The position of '{name}' is a function of the input rows, and {known} are known for the "
+                f"{len(whole)} rows that run: give them as `base`."
+            )
+        index = torch.as_tensor(position(rows), device=whole.device).long()
+        if index.shape != (len(whole),):
+            raise PlotError(
+                f"The position of '{name}' must be one index for each of {len(whole)} rows; found shape "
+                f"{tuple(index.shape)}."
+            )
+        low, high, at = int(index.min()), int(index.max()), (torch.arange(len(whole), device=whole.device), index)
+        inside = whole.ndim >= 3 and -whole.shape[1] <= low <= high < whole.shape[1]
+    elif isinstance(position, tuple):
+        at = (slice(None), slice(None), *position)  # type: ignore[assignment]
+        sizes = whole.shape[2:]
+        inside = len(sizes) == len(position) and all(-n <= k < n for k, n in zip(position, sizes, strict=True))
+    else:
+        at = (slice(None), position)  # type: ignore[assignment]
+        inside = whole.ndim >= 3 and position is not None and -whole.shape[1] <= position < whole.shape[1]
+    if not inside:
+        shown = f"{low}..{high}" if callable(position) else position
+        raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {shown}.")
+    return at
 
 
 def _repeated(encoded: Any, rows: int, times: int) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects.memory import Room
+from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held
 
 PairIndex = slice | Int[Tensor, " chosen"]
 """Some of a recording's pairs."""
@@ -111,17 +112,17 @@ class Subject(ABC):
         and each later place named in `later` is rewritten as the pass reaches it."""
 
     @abstractmethod
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
+    def intervene(self, rewrites: Rewrites) -> contextlib.AbstractContextManager[OpenEdit]:
         """While open, the live network's own forward pass rewrites the activations [rows, d] at these places."""
 
     def live(
         self,
-        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        rewrites: Rewrites,
         *,
         rows: int | None = None,
         base: Tensor | None = None,
         every_token: bool = False,
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> contextlib.AbstractContextManager[OpenEdit]:
         """`intervene` as handles use it: `rows` inputs, each with its own source, which are the input rows `base`.
 
         Both matter only to subjects whose places are elsewhere in every input, `every_token` to those that generate.
@@ -270,37 +271,17 @@ def _refuse_non_finite(store: Store) -> None:
             )
 
 
-_apart = 0
-"""How many passes of our own we are inside of."""
-
-
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Passes of our own, clean of the edits that are open on the live network."""
-    global _apart
-    _apart += 1
-    try:
-        yield
-    finally:
-        _apart -= 1
-
-
-def here() -> Callable[[], bool]:
-    """Tells whether the network runs where the edit was opened, not in a pass `apart` from it."""
-    opened = _apart
-    return lambda: _apart == opened
-
-
 @contextlib.contextmanager
 def frozen(module: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode and no gradients into the weights, put back as found afterwards."""
-    modes = {m: m.training for m in module.modules()}
-    wanted = {p: p.requires_grad for p in module.parameters()}
-    module.eval().requires_grad_(False)
-    try:
-        yield
-    finally:
-        for m, training in modes.items():
-            m.training = training
-        for p, grad in wanted.items():
-            p.requires_grad_(grad)
+    with held(module):
+        modes = {m: m.training for m in module.modules()}
+        wanted = {p: p.requires_grad for p in module.parameters()}
+        module.eval().requires_grad_(False)
+        try:
+            yield
+        finally:
+            for m, training in modes.items():
+                m.training = training
+            for p, grad in wanted.items():
+                p.requires_grad_(grad)

@@ -54,7 +54,8 @@ class SequentialSubject(ModuleSubject):
         with frozen(self.module), self.intervene({name: each(rewrite) for name, rewrite in later.items()}):
             for layer in self._later[start.name]:
                 x = layer(x)
-        return self.output(x).unflatten(0, shape)
+        outputs: Tensor = self.output(x).unflatten(0, shape)
+        return outputs
 
     def _shapes_at(self, example: Tensor) -> dict[str, torch.Size]:
         """What the activations of one input look like at every place."""

@@ -61,7 +61,7 @@ def causal_model(bits: int = 4) -> CausalModel:
 # -- inputs ---------------------------------------------------------------------------------------------------
 
 
-def rows_of(codes: Int[Tensor, " rows"], bits: int) -> Int[Tensor, "rows 2n"]:
+def rows_of(codes: Int[Tensor, " rows"], bits: int) -> Int[Tensor, "rows digits"]:
     """The input rows A_0..A_{n-1}, B_0..B_{n-1} of codes."""
     shifts = torch.cat([torch.arange(bits) + bits, torch.arange(bits)])
     return codes.unsqueeze(1) >> shifts & 1
@@ -129,7 +129,7 @@ class Backbone:
     epochs: int
 
     @torch.no_grad()
-    def right(self, rows: Int[Tensor, "rows 2n"]) -> Bool[Tensor, " rows"]:
+    def right(self, rows: Int[Tensor, "rows digits"]) -> Bool[Tensor, " rows"]:
         """On which inputs all n + 1 bits are right."""
         return same(self.net(self._encode(rows)) >= 0, causal_model(self.adder.bits).answer(rows))
 
@@ -156,7 +156,7 @@ class Backbone:
         return self.subject().encode(rows)
 
 
-def _examples(bits: int, seed: int) -> tuple[Int[Tensor, "rows 2n"], Int[Tensor, "rows 2n"]]:
+def _examples(bits: int, seed: int) -> tuple[Int[Tensor, "rows digits"], Int[Tensor, "others digits"]]:
     """Training inputs, and those that exactness is judged on: the whole table twice, or two samples.
 
     Samples hold carry chains of all lengths, each row having its own chance that a digit passes its carry on (A ≠ B):
@@ -290,7 +290,8 @@ def _carry_targeted(bases: Tensor, bits: int, i: int, size: int) -> Int[Tensor, 
         key += (1 - carries) * never * (j + 1 == i)
         grown = best[:, carry] + key.unsqueeze(2)
         best = torch.stack([grown[:, carried == k].flatten(1).topk(size, largest=False).values for k in (0, 1)], dim=1)
-    return best.flatten(1).topk(size, largest=False).values & (4**bits - 1)
+    nearest: Tensor = best.flatten(1).topk(size, largest=False).values & (4**bits - 1)
+    return nearest
 
 
 # -- splits ---------------------------------------------------------------------------------------------------

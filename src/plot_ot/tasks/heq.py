@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from plot_ot.abstract.banks import Bank, Splits, distinct_rows, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.run_directory import write_atomically
+from plot_ot.files.safe_reading import UNREADABLE, read_tensors
 from plot_ot.methods import Method, MethodKind, layered, random_sites
 from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
@@ -100,7 +100,8 @@ class Backbone:
     @torch.no_grad()
     def answers(self, rows: Int[Tensor, "rows 4"]) -> Bool[Tensor, " rows"]:
         """What the network answers."""
-        return self.net(self.encode(rows)).argmax(dim=1) == 1
+        answers: Tensor = self.net(self.encode(rows)).argmax(dim=1) == 1
+        return answers
 
     def subject(self) -> MLPSubject:
         """The network for the engine."""
@@ -170,10 +171,10 @@ def load_backbone(seed: int, cache: Path) -> Backbone:
 def _read_backbone(path: Path, seed: int) -> Backbone:
     net = build_net()
     try:
-        tensors = load(path.read_bytes())
+        _, tensors = read_tensors(path)
         net.load_state_dict({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
         table, epochs, cells = tensors["table"], int(tensors["epochs"]), tensors["cell_accuracy"].tolist()
-    except (SafetensorError, KeyError, RuntimeError, OSError) as e:
+    except UNREADABLE as e:
         raise PlotError(f"The cached backbone {path} is damaged ({e}). Delete it; it will be trained again.") from e
     return Backbone(seed, net.requires_grad_(False), table, epochs, tuple(cells))
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plot_ot.models.vocabulary import LEXICON, Lexicon
 from plot_ot.subjects.decoder.subject import Encode
 from plot_ot.tasks import mcqa_data, mcqa_text
 from plot_ot.tasks.filling import Filter
@@ -36,9 +37,9 @@ class MultipleChoice(LanguageTask):
         return read_questions(self.questions) if self.questions else None
 
     @property
-    def lexicon(self) -> mcqa_text.Lexicon:
+    def lexicon(self) -> Lexicon:
         """The words that prompts may have."""
-        return self.public.lexicon if self.public else mcqa_text.LEXICON
+        return self.public.lexicon if self.public else LEXICON
 
     def encoder(self) -> Encode:
         lm = self.language_model

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.errors import PlotError
-from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes
+from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_parquet
 from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON, Lexicon
 from plot_ot.tasks.mcqa_data import FAMILIES
 from plot_ot.tasks.mcqa_text import COL, OPTIONS, SYM, check_rows, render
@@ -89,7 +89,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         raise PlotError(f"Cannot read questions from '{path.name}': its suffix must be one of {', '.join(SUFFIXES)}.")
     try:
         if path.suffix == ".parquet":
-            entries = _parquet(path)
+            entries = read_parquet(path)
         elif path.suffix == ".jsonl":
             entries = [parse_json(line) for line in read_bytes(path).decode("utf-8").splitlines() if line.strip()]
         else:
@@ -102,15 +102,6 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         raise PlotError(
             f"{path} must hold a list of entries with `prompt` and `choices`; found {type(entries).__name__}."
         )
-    return entries
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise PlotError("Reading .parquet needs pyarrow: pip install pyarrow, or convert the file to .jsonl.") from None
-    entries: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     return entries
 
 

@@ -241,7 +241,8 @@ def transformers_library() -> Any:
 
 def first(output: Any) -> Tensor:
     """The hidden states of what a module returned."""
-    return output[0] if isinstance(output, tuple) else output
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
 
 
 def refuse_answers(answers: Sequence[Sequence[int]], vocabulary: int) -> None:
@@ -269,12 +270,14 @@ def _strange(name: str, why: str) -> PlotError:
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:
-    """The model inside a peft wrapper; its adapter layers sit in the blocks and stay."""
+    """The model inside a compiled or a peft wrapper; its adapter layers sit in the blocks and stay."""
+    model = getattr(model, "_orig_mod", model)
     config = getattr(model, "peft_config", None)
     if config and hasattr(model, "get_base_model"):
         if any(getattr(c, "is_prompt_learning", False) for c in config.values()):
             raise PlotError("A prompt-learning adapter changes every prompt; use an adapter of the weights (LoRA).")
-        return model.get_base_model()  # type: ignore[operator]
+        inner: nn.Module = model.get_base_model()  # type: ignore[operator]
+        return inner
     return model
 
 

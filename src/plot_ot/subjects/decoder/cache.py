@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
@@ -30,8 +30,8 @@ class Prefix:
     """What a block's query tokens see. It travels to the attention function in the place of the mask."""
 
     keys: Float[Tensor, "pairs groups before width"]
-    values: Float[Tensor, "pairs groups before width"]
-    hidden: Float[Tensor, "pairs 1 1 1 tail before+tail"] | None
+    values: Float[Tensor, "pairs groups before value_width"]
+    hidden: Float[Tensor, "pairs 1 1 1 tail seen"] | None
     """0 where a query sees a token before its branch or within it, -inf where not; None where it sees all."""
     tail: int
     """Tokens per branch."""
@@ -41,13 +41,13 @@ def branch_attention(
     module: nn.Module,
     query: Float[Tensor, "pairs heads queries width"],
     key: Float[Tensor, "pairs groups queries width"],
-    value: Float[Tensor, "pairs groups queries width"],
+    value: Float[Tensor, "pairs groups queries value_width"],
     attention_mask: Prefix,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " heads"] | None = None,
     **_: Any,
-) -> tuple[Float[Tensor, "pairs queries heads width"], None]:
+) -> tuple[Float[Tensor, "pairs queries heads value_width"], None]:
     """Attention of V branches of T tokens each: a query sees its pair's prefix and its own branch, no other branch.
 
     All heads and variants that share keys are one product with them, and V x V scores are never formed. `s_aux` are
@@ -290,12 +290,13 @@ class PrefixView:
 
         return {**put(self.cache._calls[layer]), "attention_mask": self._prefix(layer)}
 
-    def _tokens(self, token: _Token, variants: int) -> Float[Tensor, "pairs queries ..."]:
+    def _tokens(self, token: _Token, variants: int) -> Shaped[Tensor, "pairs queries ..."]:
         kept = self.cache._tokenwise[token.path]
         if (id(kept), variants) not in self._made:
             rows = kept[self.slots.to(kept.device), -self.tail :]
             self._made[id(kept), variants] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
-        return self._made[id(kept), variants]
+        made: Tensor = self._made[id(kept), variants]
+        return made
 
     def _prefix(self, layer: int) -> Prefix:
         keys, values = self.cache._pages[layer].read(self.slots, self.columns)

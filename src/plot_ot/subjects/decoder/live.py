@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.layout import ALL, LAST, Spot, require_lengths
-from plot_ot.subjects.protocol import here
+from plot_ot.subjects.open_edits import OpenEdit
 
 LENGTHS = "#lengths"
 """Where the prompts' numbers of tokens stand among their positions."""
@@ -35,6 +35,7 @@ class LivePrompt:
         rows: int | None,
         tokens: int | None,
         every_token: bool,
+        edit: OpenEdit,
     ) -> None:
         self.back, self.tokens, self.every_token = back, tokens, every_token
         self.rows = rows if back is None else len(back[LENGTHS])
@@ -48,7 +49,7 @@ class LivePrompt:
         self._length = 0
         self._padding = torch.zeros(0, dtype=torch.long)
         self._whole = False
-        self._ours = here()
+        self.edit = edit
 
     def require(self, spots: Sequence[Spot]) -> None:
         """Refuse places that cannot be found in a prompt."""
@@ -69,7 +70,7 @@ class LivePrompt:
 
     def look(self, trunk: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """See what the model is called with, before it runs."""
-        if not self._ours():
+        if not self.edit.acts():
             return
         given = inspect.signature(trunk.forward).bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
@@ -146,7 +147,7 @@ class LivePrompt:
         """What a hook at the spot does with the activations of the running pass."""
 
         def edited(whole: Float[Tensor, "rows tokens width"]) -> Tensor | None:
-            if not self._ours():
+            if not self.edit.acts():
                 return None
             for back in self._targets(spot, len(whole)):
                 whole = spot.rewritten(whole.unsqueeze(1), back, lambda a: self._each(rewrite, a[0])[None]).squeeze(1)

@@ -82,7 +82,7 @@ def resumed_pass(
     start: Spot,
     activation: Float[Tensor, "variants pairs d"],
     edits: Sequence[SpotEdit],
-) -> Float[Tensor, "pairs variants d"]:
+) -> Float[Tensor, "pairs variants width"]:
     """The last tokens of each pair, one branch per variant, from the start spot on: the last token's final residual.
 
     `edits` are all that change on the way, the start's own among them. An edit inside a block runs that block too.
@@ -94,7 +94,7 @@ def resumed_pass(
 
     def change(layer: int, kind: str) -> Callable[[Tensor], Tensor]:
         def edited(whole: Tensor) -> Tensor:
-            h = whole.unflatten(1, (variants, view.tail))
+            h: Tensor = whole.unflatten(1, (variants, view.tail))
             for edit in stages[layer, kind]:
                 h = edit(h)
             return h.flatten(1, 2)
@@ -112,7 +112,8 @@ def resumed_pass(
             changed = [kind for at, kind in stages if at == layer]
             with removed([decoder.hook(layer, kind, change(layer, kind)) for kind in changed]):
                 h = first(decoder.blocks[layer](h.to(view.device(layer)), **view.call(layer, variants)))
-    return h.unflatten(1, (variants, view.tail))[:, :, -1]
+    last: Tensor = h.unflatten(1, (variants, view.tail))[:, :, -1]
+    return last
 
 
 def in_parts(

@@ -19,11 +19,12 @@ from plot_ot.subjects.decoder.cache import PrefixCache, PrefixView, register_att
 from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder.offload import ModelWeights
-from plot_ot.subjects.decoder.passes import SpotEdit, batches, in_parts, removed, resumed_pass, whole_pass
+from plot_ot.subjects.decoder.passes import SpotEdit, batches, in_parts, resumed_pass, whole_pass
 from plot_ot.subjects.decoder.store import DecoderStore, Remembered, joined, ours
 from plot_ot.subjects.decoder.trial import check_resumed, refuse_unresumable
 from plot_ot.subjects.decoder.vectors import Spilled, Vectors
 from plot_ot.subjects.memory import give_back
+from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held, opened
 from plot_ot.subjects.protocol import Place, Rewrite, Share, Store, Subject, frozen
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
@@ -255,18 +256,18 @@ class DecoderSubject(Subject):
         at_once *= 4 if later else 1  # a rewrite costs once per part
         return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
 
-    def intervene(self, rewrites: Mapping[str, Callable[[Tensor], Tensor]]) -> contextlib.AbstractContextManager[None]:
+    def intervene(self, rewrites: Rewrites) -> contextlib.AbstractContextManager[OpenEdit]:
         return self.live(rewrites)
 
     @contextlib.contextmanager
     def live(
         self,
-        rewrites: Mapping[str, Callable[[Tensor], Tensor]],
+        rewrites: Rewrites,
         *,
         rows: int | None = None,
         base: Tensor | None = None,
         every_token: bool = False,
-    ) -> Iterator[None]:
+    ) -> Iterator[OpenEdit]:
         """While open, the live model rewrites these places in the prompts it is called with; see `LivePrompt`.
 
         `base` are the input rows of those prompts, for places at named positions. With `every_token` last-token
@@ -274,14 +275,14 @@ class DecoderSubject(Subject):
         in several copies next to each other, as `generate` makes them for beams and return sequences.
         """
         chosen = {name: self._spots[self.place(name).name] for name in rewrites}
-        prompt = LivePrompt(self._positions_of(base, list(chosen.values())), rows, self.tokens, every_token)
-        prompt.require(list(chosen.values()))
-        hooks = [self.decoder.trunk.register_forward_pre_hook(prompt.look, with_kwargs=True)]
-        hooks += [
-            self.decoder.hook(*spot.stage, prompt.rewriting(spot, rewrites[name])) for name, spot in chosen.items()
-        ]
-        with removed(hooks):
-            yield
+        back = self._positions_of(base, list(chosen.values()))
+        with opened(self.decoder.model) as edit, contextlib.ExitStack() as hooks:
+            prompt = LivePrompt(back, rows, self.tokens, every_token, edit)
+            prompt.require(list(chosen.values()))
+            hooks.callback(self.decoder.trunk.register_forward_pre_hook(prompt.look, with_kwargs=True).remove)
+            for name, spot in chosen.items():
+                hooks.callback(self.decoder.hook(*spot.stage, prompt.rewriting(spot, rewrites[name])).remove)
+            yield edit
 
     def _positions_of(self, base: Tensor | None, wanted: Sequence[Spot]) -> dict[str, Tensor] | None:
         """How far from the end the named positions of some prompts are, and under LENGTHS how long those are."""
@@ -323,7 +324,8 @@ class DecoderSubject(Subject):
                     edits.append(SpotEdit(spot, back[spot.position][some], rewrite))
                 with self._held():
                     h = resumed_pass(self.decoder, view, start, a, edits)
-                    return self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2]).transpose(0, 1).to(self.device)
+                    read: Tensor = self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2])
+                    return read.transpose(0, 1).to(self.device)
 
             given = [(activation[v, some.to(activation.device)], v) for v in slices]
             if heavy:  # a graph that would not fit is thrown away and computed again on the way back
@@ -385,5 +387,6 @@ class DecoderSubject(Subject):
     def _held(self) -> Iterator[None]:
         """Evaluation mode and frozen weights, at no cost where they are so already."""
         loose = torch.is_grad_enabled() and any(p.requires_grad for p in self._parameters)
-        with frozen(self.decoder.model) if loose or self.decoder.model.training else contextlib.nullcontext():
+        model = self.decoder.model
+        with frozen(model) if loose or model.training else held(model):
             yield
