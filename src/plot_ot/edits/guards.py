@@ -23,12 +23,12 @@ def within_memory(
 ) -> Float[Tensor, "variants pairs ..."]:
     """`run` over all variants and pairs, in halves if memory runs out, in halves of these if it does again, ...
 
-    What has been learned about a subject's room is kept, so that its next batches are cut before they fail.
+    What has been learned about a subject's limits is kept, so that its next batches are cut before they fail.
     """
 
     def part(v: slice, p: slice) -> Tensor:
         wide, long = v.stop - v.start, p.stop - p.start
-        done = subject.room.attempt(lambda: run(v, p), wide * long, "response")
+        done = subject.limits.attempt(lambda: run(v, p), wide * long, "response")
         if done is not None:
             return done
         axis, (left, right) = (1, _halves(p)) if long > 1 else (0, _halves(v))

@@ -16,7 +16,8 @@ from torch import Tensor
 from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, here
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject, here
 
 MOST_VALUES = 256
 """A variable with more values than this is not encoded."""

@@ -1,4 +1,4 @@
-"""Room in memory: work that does not fit is halved, and what did not fit once is not tried again."""
+"""Limits of memory: work that does not fit is halved, and what did not fit once is not tried again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
-class NoRoom(PlotError):
+class OutOfMemory(PlotError):
     """Not even the smallest piece of work fits into memory."""
 
     @classmethod
-    def for_one(cls, what: str, e: BaseException) -> NoRoom:
+    def for_one(cls, what: str, e: BaseException) -> OutOfMemory:
         """Not even one input, response, ..., as that error says."""
         return cls(
             f"Not even one {what} fits into memory ({_said(e)}). Free some, take a smaller network or type, or another "
@@ -30,7 +30,7 @@ class NoRoom(PlotError):
         )
 
 
-class Room:
+class MemoryLimits:
     """How much of a subject's work fits at once, as far as running out of memory has shown.
 
     A subject and its copies share one; where it is sent to another process, it starts anew.
@@ -41,8 +41,8 @@ class Room:
         """What was cut smaller because memory ran out, in words."""
         self._most: dict[str, int] = {}
 
-    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
-        return Room, ()
+    def __reduce__(self) -> tuple[type[MemoryLimits], tuple[()]]:
+        return MemoryLimits, ()
 
     def attempt(self, run: Callable[[], T], size: int, what: str) -> T | None:
         """What `run` gives, which works on so many inputs or responses; None where they have to be halved."""
@@ -54,7 +54,7 @@ class Room:
             if not is_out_of_memory(e):
                 raise
             if size <= 1:
-                raise NoRoom.for_one(what, e) from e
+                raise OutOfMemory.for_one(what, e) from e
             said = _said(e)
         clear()
         self._most[what] = size // 2

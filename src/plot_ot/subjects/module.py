@@ -12,7 +12,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen, here
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen, here
 
 Position = int | tuple[int, ...] | Callable[[Tensor], "Int[Tensor, ' rows']"] | None
 """Where in a module's output a place is; see `ModuleSubject`."""
