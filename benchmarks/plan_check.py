@@ -34,7 +34,7 @@ from plot_ot.models.tiny import build_tokenizer
 from plot_ot.planner import MACHINES, PRESETS, Estimate, Scene, Shape, measure, predict
 from plot_ot.signatures import as_readout
 from plot_ot.studies.study import Prepared, Study
-from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject, decoder
+from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice
 from plot_ot.tasks import mcqa_data as data
 from plot_ot.tasks.language import LanguageTask
@@ -123,7 +123,6 @@ def status() -> dict[str, int]:
 def give_back() -> None:
     """From now on glibc's allocator gives back what is freed, so that what is measured is what is needed."""
     libc = ctypes.CDLL("libc.so.6")
-    decoder.give_back = lambda _: None  # which would set it by the budget
     for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
         libc.mallopt(option, 1 << 16)
 

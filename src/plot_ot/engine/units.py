@@ -20,7 +20,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, Place, Store, Subject
-from plot_ot.subjects.protocol import PairIndex, Share, _refuse_non_finite
+from plot_ot.subjects.protocol import PairIndex, Share, require_finite
 
 WORK = 1 << 28
 """Multiply-adds below which a piece of work is so small that starting it shows: smaller ones are kept together."""
@@ -121,10 +121,10 @@ def record_shared(
     """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard."""
     if size is not None and size < 1:
         raise PlotError(f"A shard needs at least one input; found {size}.")
-    parts, rows = cut(banks, size or inputs_per_shard(subject))
+    parts, rows = cut_into_shards(banks, size or inputs_per_shard(subject))
     store = crew.record(parts)
     subject.forget()
-    _refuse_non_finite(store)
+    require_finite(store)
     shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
     recordings, at = [], 0
     rows = rows.to(subject.device)
@@ -135,7 +135,7 @@ def record_shared(
     return recordings
 
 
-def cut(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " rows"]]:
+def cut_into_shards(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " rows"]]:
     """Shards of the distinct inputs, and where each bank's bases, then its sources, stand among them.
 
     Inputs come in the order in which pairs use them as bases, bank by bank, and a shard serves one bank first; inputs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, Splits, first_of_each, row_codes
 from plot_ot.edits import Distinct
-from plot_ot.engine.units import cut, inputs_per_shard
+from plot_ot.engine.units import cut_into_shards, inputs_per_shard
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, Place, Store, Subject, record
 from plot_ot.subjects.decoder.sizes import PromptSubject
@@ -43,7 +43,7 @@ class Inputs:
     @classmethod
     def of(cls, banks: Sequence[Bank], lengths: Lengths, subject: Subject) -> Inputs:
         """The inputs of some banks, cut as the engine cuts them for this subject."""
-        shards, _ = cut(banks, inputs_per_shard(subject))
+        shards, _ = cut_into_shards(banks, inputs_per_shard(subject))
         tokens = [lengths(s.inputs) for s in shards]
         return cls(
             sum(len(t) for t in tokens),

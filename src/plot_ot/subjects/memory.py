@@ -89,19 +89,15 @@ def is_out_of_memory(e: BaseException) -> bool:
     return isinstance(e, RuntimeError) and any(words in str(e).lower() for words in _WORDS)
 
 
-_LEAST_PIECE, _MOST_PIECE = 1 << 16, 32 << 20
-"""Smaller pieces are not worth asking the system for; larger ones glibc never keeps."""
-_TRIM, _MMAP = -1, -3
-"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
+SPARE = 256 << 20
+"""Budgets of fewer bytes feel what the C library keeps: glibc learns to keep up to 64 MB, and holes besides."""
 
 
 def give_back(memory: int) -> None:
-    """Let the C library keep little of what is freed, by the measure of a budget.
+    """Ask the C library to return what is free in its heap, where a budget of so many bytes would feel it.
 
-    By itself glibc learns to keep up to 64 MB, and holes in its heap besides: small budgets would not be kept.
+    It is asked this once: nothing about how this process allocates is set.
     """
-    piece = min(_MOST_PIECE, max(_LEAST_PIECE, memory // 256))
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such settings
-        setting = ctypes.CDLL(None).mallopt
-        setting(_MMAP, piece)
-        setting(_TRIM, 2 * piece)
+    if memory < SPARE:
+        with contextlib.suppress(OSError, AttributeError):  # other C libraries have nothing of the kind
+            ctypes.CDLL(None).malloc_trim(0)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
+from plot_ot.finite import refuse_non_finite
 from plot_ot.subjects.memory import MemoryLimits
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.shape import Shape
@@ -292,7 +293,7 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
     is_base = torch.cat([torch.arange(2 * len(base)) < len(base) for base, _ in pairs])
     in_order = list(dict.fromkeys(rows.cpu()[is_base].tolist()))  # each once, where it is first used
     store = subject.record(distinct, torch.tensor(in_order))
-    _refuse_non_finite(store)
+    require_finite(store)
     recordings, at = [], 0
     rows = rows.to(subject.device)
     for base, _ in pairs:
@@ -311,15 +312,19 @@ def _distinct(rows: Tensor) -> tuple[Tensor, Int[Tensor, " rows"]]:
     return found[order.to(rows.device)], rank.to(rows.device)[code]
 
 
-def _refuse_non_finite(store: Store) -> None:
+def require_finite(store: Store) -> None:
+    """Refuse a recording with NaN or infinity, and say at which place, for which input."""
     for name, activation in chain(store.activations.items(), [("the output", store.outputs)]):  # one place at a time
-        bad = ~torch.isfinite(activation).flatten(1).all(dim=1)
-        if bad.any():
-            row = int(bad.nonzero()[0])
-            raise PlotError(
-                f"The network gives NaN or infinity at {name} for input {store.inputs[row].tolist()} "
-                f"({int(bad.sum())} of {len(bad)} inputs). Check the weights and the input encoding."
+
+        def message(bad: Tensor, name: str = name) -> str:
+            rows = bad.flatten(1).any(dim=1)
+            first = store.inputs[int(rows.nonzero()[0])].tolist()
+            return (
+                f"The network gives NaN or infinity at {name} for input {first} "
+                f"({int(rows.sum())} of {len(rows)} inputs). Check the weights and the input encoding."
             )
+
+        refuse_non_finite(activation, message)
 
 
 _apart = 0

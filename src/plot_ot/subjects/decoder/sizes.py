@@ -27,7 +27,7 @@ class PromptSubject(Subject):
     @property
     @abstractmethod
     def prompt_shape(self) -> Shape:
-        """What `shape` gives: the vocabulary's columns count, however many outputs are looked at."""
+        """What a token costs, seen from the residual after every block."""
 
     @property
     @abstractmethod

@@ -127,9 +127,14 @@ class DecoderSubject(PromptSubject):
     @cached_property
     def prompt_shape(self) -> Shape:
         d = self.decoder
-        shape = Shape.of_decoder(type(d.model).__name__, d.model, d.blocks, d.model.config, d.dtype.itemsize)
-        after = tuple(len(d.blocks) - self._spots[p.name].enters for p in self.places)
-        return replace(shape, places=self.places, after=after)
+        return Shape.of_decoder(type(d.model).__name__, d.model, d.blocks, d.model.config, d.dtype.itemsize)
+
+    def shape(self, outputs: int) -> Shape:
+        after = tuple(self._blocks_after(spot) for spot in self._spots.values())
+        return replace(self.prompt_shape, places=self.places, after=after)
+
+    def _blocks_after(self, spot: Spot) -> int:
+        return len(self.decoder.blocks) - spot.enters
 
     @property
     def response_columns(self) -> int:
@@ -173,8 +178,6 @@ class DecoderSubject(PromptSubject):
         recordings that follow, up to the first without `remember`. Inputs that are a `share` of those recorded together
         keep to their part of the memory; who has recorded all of them says `forget`.
         """
-        if self.device.type == "cpu":
-            give_back(self.memory)
         bases = torch.arange(len(inputs)) if bases is None else bases.cpu()
         if self._remembered_state != (state := self._state()):
             self._remembered.forget()
@@ -244,6 +247,7 @@ class DecoderSubject(PromptSubject):
             for batch in batches(lengths, self.recorded_at_once(device.type)):
                 for here, h, token in self.limits.pieces(run, batch):
                     final[here], top[here] = h, token
+                self._give_back()
         cache.finish()
         part = torch.where(cache.slots < 0, -1, 0)
         store = DecoderStore(inputs, kept, final, top, lengths, back, final, (cache,), part, cache.slots)
@@ -313,7 +317,7 @@ class DecoderSubject(PromptSubject):
         spots_of = {name: self._spots[self.place(name).name] for name in later}
         back = {spot.position: store.back[spot.position][rows] for spot in (start, *spots_of.values())}
         tails = torch.stack(list(back.values())).amax(dim=0)
-        graph = int(tails.sum()) * variants * self.prompt_shape.left(start.place) * self.prompt_shape.graph_bytes
+        graph = int(tails.sum()) * variants * self._blocks_after(start) * self.prompt_shape.graph_bytes
         heavy = activation.requires_grad and self.recomputes(graph)
         store.require_bases(rows)
         done, order = [], []
@@ -337,6 +341,8 @@ class DecoderSubject(PromptSubject):
                 across = [run(a, v) for a, v in given]
             done.append(torch.cat(across))
             order.append(some)
+            del across, given
+            self._give_back()
         outputs, index = torch.cat(done, dim=1), torch.cat(order)
         return outputs if torch.equal(index, torch.arange(pairs)) else outputs[:, index.argsort().to(outputs.device)]
 
@@ -375,6 +381,10 @@ class DecoderSubject(PromptSubject):
         if self.reading == "rest":
             columns.append(self.decoder.largest(h, without=tokens)[0].unsqueeze(1))
         return torch.cat(columns, dim=1)
+
+    def _give_back(self) -> None:
+        if self.device.type == "cpu":
+            give_back(self.memory)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
