@@ -62,7 +62,9 @@ def planted(seed: int, kind: str = "plant") -> Known:
             if k < first[v]:
                 slots[one] = w.copy(at + one, quiet)
             for name in names[v] if k >= first[v] else ():
-                slots[name] = w.copy(at + name, quiet) if k > first[v] else Slot(w.table((at + one, other), total), quiet)
+                slots[name] = (
+                    w.copy(at + name, quiet) if k > first[v] else Slot(w.table((at + one, other), total), quiet)
+                )
         if kind == "echo":
             slots["dormant"] = Slot(w.table(of["p"], total))
         w.place(f"s{k}", slots, oblique=0.6 if kind in ("oblique", "echo") else 0.0)

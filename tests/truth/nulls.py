@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 from transformers import AutoModelForCausalLM as CausalLM
+from transformers import Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 
 from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.subjects import DecoderSubject, MLPSubject, ModuleSubject, Subject

@@ -231,12 +231,16 @@ class Wired(nn.Module):
     def state(self, place: str, signals: dict[str, Tensor]) -> Tensor:
         """A place's activation."""
         held = [self.held(place, slot, signals) for slot in self.places[place].slots]
-        return _side_by_side(held) @ self.weights[f"{place}:write"].T + signals["inputs"] @ self.weights[f"{place}:leak"].T
+        return (
+            _side_by_side(held) @ self.weights[f"{place}:write"].T + signals["inputs"] @ self.weights[f"{place}:leak"].T
+        )
 
     def read(self, place: str, state: Tensor, signals: dict[str, Tensor]) -> None:
         """Add what a place's state holds."""
         codes = state @ self.weights[f"{place}:read"].T
-        signals |= {f"{place}.{slot}": codes[..., self.places[place].columns(slot)] for slot in self.places[place].slots}
+        signals |= {
+            f"{place}.{slot}": codes[..., self.places[place].columns(slot)] for slot in self.places[place].slots
+        }
 
     def computed(self, name: str, step: Step, signals: dict[str, Tensor]) -> Tensor:
         """A value that no place holds."""
