@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plot_ot.subjects import DecoderSubject, Recording, load_model, record_pairs
-from plot_ot.subjects.decoder.subject import RESUMED_AT_ONCE
+from plot_ot.subjects.decoder.sizes import RESUMED_AT_ONCE
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS, PAIRS, ANSWERS = 32, 16, 26

@@ -30,7 +30,7 @@ from plot_ot.abstract.banks import Splits, distinct_rows
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.methods import Method
 from plot_ot.models.tiny import build_tokenizer
-from plot_ot.planner import hollow
+from plot_ot.planner import unrecorded
 from plot_ot.signatures import as_readout, measure_signatures
 from plot_ot.sites import whole_places
 from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
@@ -197,7 +197,7 @@ def study(subject: DecoderSubject, seed: int) -> dict[str, Any]:
     bases = distinct_rows(torch.cat([b.base for b in banks]))
     rows = distinct_rows(torch.cat([bases, *(b.source for b in banks)]))
     lengths, base_lengths = (subject.encode(some)[1].sum(dim=1) for some in (rows, bases))
-    fit, depth = hollow(subject, splits.fit), len(subject.places)
+    fit, depth = unrecorded(subject, splits.fit), len(subject.places)
     methods = MultipleChoice().catalogue()
     plain_a = 2 * depth * len(splits.fit) * int(lengths.sum()) // len(lengths) * depth
     return {

@@ -41,8 +41,8 @@ from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.problem import Problem
 from plot_ot.studies.study import Prepared
 from plot_ot.subjects import BankRecording, record
+from plot_ot.subjects.decoder.sizes import RECORDED_AT_ONCE
 from plot_ot.subjects.decoder.store import DecoderStore
-from plot_ot.subjects.decoder.subject import RECORDED_AT_ONCE
 from plot_ot.tasks import IndirectObject, MultipleChoice
 from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes

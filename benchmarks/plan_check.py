@@ -28,17 +28,17 @@ import torch
 from heq_speed import ROOT, THREADS, commit, machine, say
 from measuring import timed
 from pages import markdown
-from plot_ot.cli.explain import language_scene
 from plot_ot.methods import Method, layered, progressive
 from plot_ot.models.named import default_cache
 from plot_ot.models.tiny import build_tokenizer
-from plot_ot.planner import MACHINES, PRESETS, Bill, Scene, Shape, measure, plan
+from plot_ot.planner import MACHINES, PRESETS, Estimate, Scene, Shape, measure, predict
 from plot_ot.signatures import as_readout
 from plot_ot.studies.study import Prepared, Study
-from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject, decoder
+from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice
 from plot_ot.tasks import mcqa_data as data
 from plot_ot.tasks.language import LanguageTask
+from plot_ot.tasks.planning import language_scene
 from plot_ot.tasks.text_data import Sizes
 
 OUT = ROOT / "docs" / "results"
@@ -123,7 +123,6 @@ def status() -> dict[str, int]:
 def give_back() -> None:
     """From now on glibc's allocator gives back what is freed, so that what is measured is what is needed."""
     libc = ctypes.CDLL("libc.so.6")
-    decoder.give_back = lambda _: None  # which would set it by the budget
     for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
         libc.mallopt(option, 1 << 16)
 
@@ -148,7 +147,7 @@ def llama(sizes: Sizes, memory: int, settings: Mapping[str, Any]) -> tuple[Langu
     subject = DecoderSubject(model, data.encoder(tokenizer, bos=None), data.answer_tokens(tokenizer), memory=memory)
     banks = task.draw(1000, everything)
     prepared = Prepared("mcqa", "llama", 1000, subject, banks.splits, task.readout)
-    scene = language_scene(task, Shape.of_subject(subject, 26), 1000)
+    scene = language_scene(task, subject.shape(26), 1000)
     return task, prepared, scene
 
 
@@ -161,15 +160,15 @@ def checked(name: str, prepared: Prepared, scene: Scene, methods: Sequence[Metho
         with counted(prepared.subject, scene.shape) as tokens, Own() as peak:
             study, recording = timed(lambda: Study(prepared))
             (state, _), own = timed(lambda m=method, s=study: m.run(s.problem))
-        planned = plan(method, scene, here)
+        planned = predict(method, scene, here)
         places = state.places if all(len(p) < len(scene.shape.places) for p in state.places.values()) else None
-        known = plan(method, scene, here, chosen=places)
+        known = predict(method, scene, here, chosen=places)
         shared = 0.0 if scene.shape.language else planned.parts["recording"].forward  # small nets' is not counted
         left_out = {"filter", "transfer", "test"}
         expected = [k for k in planned.parts if k not in left_out]
 
-        def tokens_of(bill: Bill, some: Sequence[str] = expected, shared: float = shared) -> float:
-            return sum(bill.parts[k].forward for k in some if k in bill.parts) - shared
+        def tokens_of(estimate: Estimate, some: Sequence[str] = expected, shared: float = shared) -> float:
+            return sum(estimate.parts[k].forward for k in some if k in estimate.parts) - shared
 
         rows.append(
             {
@@ -208,7 +207,7 @@ def check() -> list[dict[str, Any]]:
     rows += checked("adder, d = 8", adder.prepare(1000, default_cache()), scene, chosen)
     tiny = MultipleChoice("planted-1000", sizes=Sizes(100, 50, 50, 50), das_epochs=5)
     prepared = tiny.prepare(1000, default_cache())
-    scene = language_scene(tiny, Shape.of_subject(prepared.subject, 26), 1000)
+    scene = language_scene(tiny, prepared.subject.shape(26), 1000)
     chosen = [tiny.methods()[k] for k in ("plot", "plot-native", "plot-das")]
     rows += checked("MCQA, planted-1000", replace(prepared, transfer={}), scene, chosen)
     task, prepared, scene = llama(Sizes(60, 30, 30, 30), 4 << 30, LLAMA)
@@ -216,7 +215,7 @@ def check() -> list[dict[str, Any]]:
     rows += checked("random Llama, 8 x 512", prepared, scene, chosen)
     names = IndirectObject(sizes=Sizes(60, 30, 30, 30))
     prepared = names.prepare(1000, default_cache())
-    scene = language_scene(names, Shape.of_subject(prepared.subject, len(names.data.ANSWERS)), 1000)
+    scene = language_scene(names, prepared.subject.shape(len(names.data.ANSWERS)), 1000)
     chosen = [names.methods()[k] for k in ("plot", "plot-native")]
     rows += checked("IOI, SmolLM2", replace(prepared, transfer={}), scene, chosen)
     return rows + own_network()
@@ -252,7 +251,7 @@ def under_budget(model: str, megabytes: int, *, needed: bool) -> dict[str, Any]:
         give_back()
     task, prepared, scene = llama(Sizes(60, 30, 30, 30), megabytes * 10**6, MODELS[model])
     method = task.methods_at(scene.shape.width, scene.shape.blocks)["plot"]
-    planned = plan(method, scene, MACHINES["h100"].changed(gpu=False)).memory
+    planned = predict(method, scene, MACHINES["h100"].changed(gpu=False)).memory
     with Own() as peak:
         study, recording = timed(lambda: Study(prepared))
         _, stage = timed(lambda: method.run(study.problem))
@@ -298,7 +297,7 @@ def table() -> list[dict[str, Any]]:
         methods = task.methods_at(shape.width, shape.blocks)
         for devices in DEVICES:
             machine_ = MACHINES["h100"].changed(devices=devices)
-            rows += [{"model": name, "devices": devices, **plan(methods[m], scene, machine_).json()} for m in TABLED]
+            rows += [{"model": name, "devices": devices, **predict(methods[m], scene, machine_).json()} for m in TABLED]
     return rows
 
 

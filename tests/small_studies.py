@@ -9,7 +9,7 @@ import torch
 from plot_ot.engine import Engine
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
-from plot_ot.methods import Method
+from plot_ot.methods import Method, MethodKind
 from plot_ot.signatures import SignatureSpec, as_readout
 from plot_ot.sites import blocks, pca_bands, whole_places
 from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
@@ -43,11 +43,11 @@ def heq(pairs: int = 60, seed: int = 1000) -> Prepared:
 
 
 HEQ_METHODS = (
-    Method("plot", "", (Localize(), Calibrate(SEARCH, supports="place")), "baseline"),
-    Method("das", "", (TrainDas((1, 4, 16), SHORT),), "baseline"),
-    Method("boundless", "", (TrainBoundless((1e-2,), spec=BoundlessSpec(batch=16, epochs=2)),), "baseline"),
-    Method("mask", "", (TrainMask(sparsities=(1e-2,), spec=MaskSpec(batch=16, epochs=2)),), "baseline"),
-    Method("brute-force", "", (ScoreSites("brute-force", brute_force), Calibrate(SEARCH)), "baseline"),
+    Method("plot", "", (Localize(), Calibrate(SEARCH, supports="place")), MethodKind.BASELINE),
+    Method("das", "", (TrainDas((1, 4, 16), SHORT),), MethodKind.BASELINE),
+    Method("boundless", "", (TrainBoundless((1e-2,), spec=BoundlessSpec(batch=16, epochs=2)),), MethodKind.BASELINE),
+    Method("mask", "", (TrainMask(sparsities=(1e-2,), spec=MaskSpec(batch=16, epochs=2)),), MethodKind.BASELINE),
+    Method("brute-force", "", (ScoreSites("brute-force", brute_force), Calibrate(SEARCH)), MethodKind.BASELINE),
 )
 
 
@@ -57,17 +57,21 @@ def mcqa(pairs: int = 24, seed: int = 1000) -> MultipleChoice:
 
 SPEC = SignatureSpec("family_mean", "unit_family", centre=True)
 MCQA_METHODS = (
-    Method("plot", "", STAGE_A, "baseline"),
+    Method("plot", "", STAGE_A, MethodKind.BASELINE),
     Method(
         "plot-native",
         "",
         (*STAGE_A, Localize((blocks(16),), spec=SPEC, coupling="place"), Calibrate(SEARCH)),
-        "baseline",
+        MethodKind.BASELINE,
     ),
-    Method("plot-pca", "", (*STAGE_A, Localize((pca_bands(4),), coupling="place"), Calibrate(SEARCH)), "baseline"),
-    Method("closed-form", "", (*STAGE_A, ClosedForm()), "baseline"),
-    Method("das", "", (TrainDas((8, 64), SHORT, every=3),), "baseline"),
-    Method("attribution", "", (ScoreSites("attribution", attribution, whole_places), SelectPlaces(2)), "baseline"),
+    Method(
+        "plot-pca", "", (*STAGE_A, Localize((pca_bands(4),), coupling="place"), Calibrate(SEARCH)), MethodKind.BASELINE
+    ),
+    Method("closed-form", "", (*STAGE_A, ClosedForm()), MethodKind.BASELINE),
+    Method("das", "", (TrainDas((8, 64), SHORT, every=3),), MethodKind.BASELINE),
+    Method(
+        "attribution", "", (ScoreSites("attribution", attribution, whole_places), SelectPlaces(2)), MethodKind.BASELINE
+    ),
 )
 
 

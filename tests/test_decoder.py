@@ -24,7 +24,7 @@ from decoders import (
 )
 from plot_ot.edits import EditBatch, Frame, resume_edited
 from plot_ot.subjects import record_pairs
-from plot_ot.subjects.decoder import subject as decoder
+from plot_ot.subjects.decoder import sizes
 
 # -- equality with the oracle ------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ MANY = {
 def test_edits_at_several_places_follow_each_other(
     family: str, names: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(decoder.RESUMED_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(sizes.RESUMED_AT_ONCE, "cpu", at_once)
     model = network(family)
     kinds = ("head_output", "attention_output", "mlp_output", "block_output")
     positions = {**POSITIONS, "end": lambda rows: -1}

@@ -31,7 +31,7 @@ from decoders import (
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import DecoderSubject, Store, record_pairs
-from plot_ot.subjects.decoder import architecture, cache
+from plot_ot.subjects.decoder import architecture, cache, sizes
 from plot_ot.subjects.decoder import subject as decoder
 from refusals import assert_refused
 
@@ -114,11 +114,11 @@ def test_responses_do_not_depend_on_how_work_is_cut(at_once: int, monkeypatch: p
         arguments = (recording.store, recording.base_rows, place, variants(recording, place), {})
         whole = recording.subject.resume(*arguments)
         with monkeypatch.context() as patch:
-            patch.setitem(decoder.RESUMED_AT_ONCE, "cpu", at_once)
+            patch.setitem(sizes.RESUMED_AT_ONCE, "cpu", at_once)
             patch.setattr(architecture, "VOCABULARY_AT_ONCE", 10)
             assert relative(recording.subject.resume(*arguments), whole) < 1e-5
     with monkeypatch.context() as patch:
-        patch.setitem(decoder.RECORDED_AT_ONCE, "cpu", at_once)
+        patch.setitem(sizes.RECORDED_AT_ONCE, "cpu", at_once)
         again = recorded(network("mistral"))
     assert relative(again.store.outputs, recording.subject.watching().outputs_of(recording.store)) < 1e-5
 

@@ -13,15 +13,16 @@ from plot_ot.abstract.banks import Bank, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.engine import InProcess, Shard, SharedRecording, Unit, record_shared, run, shards
-from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, with_caches, without_caches
-from plot_ot.engine.units import inputs_per_shard, plan
+from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, without_caches
+from plot_ot.engine.units import cut_into_shards, inputs_per_shard
 from plot_ot.errors import PlotError
 from plot_ot.signatures import as_readout
 from plot_ot.stages import das
 from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, decoder, record
+from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, record
+from plot_ot.subjects.decoder import subject as decoder
 from plot_ot.subjects.decoder.vectors import Joined, Spilled, on_disk
 from plot_ot.subjects.protocol import Share
 from small_studies import HEQ_METHODS, bits, choices, heq, run_all
@@ -63,7 +64,7 @@ SUBJECTS = {"mlp": small_mlp, "decoder": small_decoder}
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_every_input_is_in_one_shard_and_every_base_can_be_resumed(size: int) -> None:
-    parts, rows = plan(BANKS, size)
+    parts, rows = cut_into_shards(BANKS, size)
     inputs = torch.cat([p.inputs for p in parts])
     asked = torch.cat([x for b in BANKS for x in (b.base, b.source)])
     assert torch.equal(inputs[rows], asked)
@@ -77,7 +78,7 @@ def test_every_input_is_in_one_shard_and_every_base_can_be_resumed(size: int) ->
 
 
 def test_the_plan_does_not_depend_on_who_works() -> None:
-    first, again = plan(BANKS, 9), plan(BANKS, 9)
+    first, again = cut_into_shards(BANKS, 9), cut_into_shards(BANKS, 9)
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first[0], again[0], strict=True))
     assert torch.equal(first[1], again[1])
 
@@ -118,7 +119,7 @@ def test_a_sharded_recording_shows_what_a_whole_one_does(kind: str) -> None:
 def test_what_is_sent_gives_the_same_bits_as_what_is_here(kind: str) -> None:
     subject = SUBJECTS[kind]()
     recording = shared(subject, 7)[0]
-    parts, _ = plan(BANKS, 7)
+    parts, _ = cut_into_shards(BANKS, 7)
     place = subject.places[1]
     edit = EditBatch(place, Frame.identity(place.width), torch.eye(place.width))
     other = SUBJECTS[kind]()  # a replica that has recorded nothing
@@ -128,7 +129,7 @@ def test_what_is_sent_gives_the_same_bits_as_what_is_here(kind: str) -> None:
         assert list(sent.store.activations) == [place.name]
         assert len(sent.store.inputs) < len(recording.store.inputs)
         again = Elsewhere(len(parts), lambda k: record_shard(other, parts[k]))
-        there = replace(sent, subject=other, store=with_caches(sent.store, again))
+        there = replace(sent, subject=other, store=sent.store.with_prefixes(again))
         assert torch.equal(respond(there, [edit]), next(run(recording, [unit])))
 
 
@@ -140,7 +141,7 @@ def vector_bytes(subject: DecoderSubject, rows: int) -> int:
 @pytest.mark.parametrize("more", [0, 8], ids=["too little", "enough"])
 def test_bases_share_the_memory_that_all_inputs_vectors_leave(more: int) -> None:
     """Shards of sources only keep no keys and values: their part of the memory is the bases'."""
-    parts, _ = plan(BANKS, 7)
+    parts, _ = cut_into_shards(BANKS, 7)
     assert any(not len(p.bases) for p in parts)
     subject = small_decoder()
     inputs, bases = sum(len(p.inputs) for p in parts), sum(len(p.bases) for p in parts)
@@ -190,7 +191,7 @@ def test_what_was_remembered_is_not_run_again_by_any_shard(
 @pytest.mark.parametrize("kind", SUBJECTS)
 def test_activations_beyond_what_memory_may_hold_are_merged_on_disk(kind: str) -> None:
     subject = SUBJECTS[kind]()
-    parts, _ = plan(BANKS, 7)
+    parts, _ = cut_into_shards(BANKS, 7)
     stores = [without_caches(record_shard(subject, part)) for part in parts]
     expected = merged(stores)
     held = sum(t.nbytes for t in expected.activations.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +52,19 @@ def test_the_seven_methods_and_a_shortlist_of_the_models_depth(task):
     assert select.shortlist == 1  # round(6 · 6 / 26)
     [das] = [s for s in methods["das"].stages if isinstance(s, TrainDas)]
     assert (das.dimensions, das.every) == ((1, 14, 64), 2)
+
+
+def test_a_model_goes_with_the_last_task_that_holds_it():
+    """E6: a process-wide cache kept models for ever."""
+    first, second = (MultipleChoice("planted-1001") for _ in range(2))
+    assert first.language_model is second.language_model
+    gone = weakref.ref(first.language_model.model)
+    del first
+    gc.collect()
+    assert gone() is second.language_model.model
+    del second
+    gc.collect()
+    assert gone() is None
 
 
 def test_the_filter_lets_through_what_the_net_answers(task):

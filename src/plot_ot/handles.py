@@ -276,7 +276,7 @@ class Setting:
         with torch.no_grad(), apart():
             [recording] = record_pairs(subject, (base, base))
             chunks = recording.base_rows.split(subject.responses_per_batch)
-            return torch.cat([piece for rows in chunks for piece in subject.room.pieces(outputs, rows, "response")])
+            return torch.cat([piece for rows in chunks for piece in subject.limits.pieces(outputs, rows, "response")])
 
     def on(
         self, network: Subject | nn.Module, *, base: Tensor | None = None, every_token: bool = False

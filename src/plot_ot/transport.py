@@ -18,10 +18,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 from numpy import ndarray
+from torch import Tensor
 
 from plot_ot.errors import PlotError, unknown
+from plot_ot.finite import refuse_non_finite
 from plot_ot.signatures import Signatures
 
 KINDS = ("eot", "uot", "uot-one-sided", "cosine")
@@ -195,7 +198,7 @@ def _spread(replicates: Sequence[Sequence[Float[ndarray, "m n"]]]) -> Float[ndar
 
 def _fitted(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m n"] | None) -> list[Coupling]:
     cost = signatures.cost.numpy()
-    _refuse_non_finite(
+    _require_finite(
         "Costs must be an m x n matrix of numbers",
         cost,
         signatures.variables,
@@ -234,16 +237,15 @@ def _fitted(signatures: Signatures, transport: Transport, mask: Bool[ndarray, "m
     return couplings
 
 
-def _refuse_non_finite(
-    wanted: str, found: Float[ndarray, "m n"], variables: Sequence[str], sites: Sequence[str]
-) -> None:
-    bad = np.argwhere(~np.isfinite(found))
-    if len(bad):
-        i, j = bad[0]
-        raise PlotError(
-            f"{wanted}; found {found[i, j]} for variable {variables[i]} at site {sites[j]} ({len(bad)} of {found.size} "
-            f"are not finite). Look at that site's activations, or leave it out."
+def _require_finite(wanted: str, found: Float[ndarray, "m n"], variables: Sequence[str], sites: Sequence[str]) -> None:
+    def message(bad: Tensor) -> str:
+        i, j = bad.nonzero()[0].tolist()
+        return (
+            f"{wanted}; found {found[i, j]} for variable {variables[i]} at site {sites[j]} ({int(bad.sum())} of "
+            f"{found.size} are not finite). Look at that site's activations, or leave it out."
         )
+
+    refuse_non_finite(torch.from_numpy(found), message)
 
 
 def _masked(cost: Float[ndarray, "m n"], mask: Bool[ndarray, "m n"] | None) -> Float[ndarray, "m n"]:
@@ -262,7 +264,7 @@ def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[nd
     scores = np.asarray(scores, dtype=np.float64)
     if scores.shape != (len(variables), len(sites)):
         raise PlotError(f"Scores must be [{len(variables)}, {len(sites)}]; found {scores.shape}.")
-    _refuse_non_finite("Site scores must be finite and non-negative", scores, variables, sites)
+    _require_finite("Site scores must be finite and non-negative", scores, variables, sites)
     if (scores < 0).any():
         raise PlotError("Site scores must be finite and non-negative.")
     total = scores.sum(axis=1, keepdims=True)

@@ -13,7 +13,7 @@ ENGINES = ("process", "ray")
 
 
 @contextlib.contextmanager
-def hired(name: str, address: str | None, workers: int | None, threads: int) -> Iterator[Engine]:
+def engine_by_name(name: str, address: str | None, workers: int | None, threads: int) -> Iterator[Engine]:
     """The engine of that name while it is needed."""
     if name not in ENGINES:
         unknown("engine", name, ENGINES)

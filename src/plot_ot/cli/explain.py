@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Any, cast
 
 import torch
 import typer
-from torch import Tensor
 
-from plot_ot.abstract.prompts import encode
-from plot_ot.cli.common import (
-    Bits,
-    First,
-    Methods,
-    PairCount,
-    Sampler,
-    Size,
-    SplitName,
-    Strengths,
-    Width,
-    budget,
-    console,
-)
+from plot_ot.cli.common import First, Methods, budget, console
 from plot_ot.errors import PlotError, unknown
 from plot_ot.methods import Method, pick
-from plot_ot.models.named import LanguageModel, model_directory
-from plot_ot.models.tiny import TINY, describe_tiny
-from plot_ot.planner import Inputs, Machine, Plan, Scene, Shape, machine_by_name, plan, shape_by_name, words
+from plot_ot.planner import Machine, Plan, Scene, Shape, machine_by_name, predict
 from plot_ot.report import tables
-from plot_ot.subjects.decoder.architecture import transformers_library
-from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice, Task
-from plot_ot.tasks.language import LanguageTask
+from plot_ot.tasks import TASKS, Task
+from plot_ot.tasks.planning import planned
 from plot_ot.tasks.text_data import Sizes
 
 Model = Annotated[
@@ -56,10 +40,57 @@ DeviceMemory = Annotated[float | None, typer.Option(help="GB of memory of one de
 Efficiency = Annotated[float | None, typer.Option(help="Share of FLOP/s and bandwidth that whole blocks reach.")]
 Call = Annotated[float | None, typer.Option(help="Seconds that calling one block takes, whatever it computes.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: bfloat16 on GPUs).")]
-Fit = Annotated[int, typer.Option(help="Fit pairs of a language task.")]
-Budget = Annotated[float, typer.Option("--memory", help="GB that a language model's recording may take.")]
+Sampler = Annotated[str | None, typer.Option(help="heq: 'uniform' (the paper's, the default) or 'balanced' rows.")]
+Strengths = Annotated[str | None, typer.Option(help="heq: λ grid 'units', 'tenths' or 'union' (the default).")]
+Size = Annotated[int | None, typer.Option(help="heq: pairs per bank (default: 1000).")]
+Width = Annotated[int | None, typer.Option(help="addition: width of the recurrent state (default: 8).")]
+Bits = Annotated[int | None, typer.Option(help="addition: bits per number (default: 4).")]
+SplitName = Annotated[
+    str | None, typer.Option("--split", help="addition: 'round-robin' (the default) or 'proportional' bases.")
+]
+Fit = Annotated[int | None, typer.Option(help="Language tasks: fit pairs (default: 200).")]
+Pairs = Annotated[
+    int | None,
+    typer.Option(help="Language tasks: sensitive, and as many invariant, pairs per variable and bank (default: 100)."),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option("--memory", help="Language tasks: GB that a recording may take (default: 4)."),
+]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs that DAS will train (default: the most it may).")]
+SIZES = {"fit": ("fit",), "pairs": ("calibration", "test", "transfer")}
+"""Options that say how many pairs the banks of a language task have, and which banks."""
+OPTIONS = ("sampler", "strengths", "size", "width", "bits", "split", "model", "adapter", *SIZES, "memory")
+"""Options of tasks; the others say on what machine a study is planned."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
+
+
+def task_by_name(name: str, given: Mapping[str, Any]) -> Task:
+    """A task of the registry with the options that were given; options of other tasks are refused."""
+    if name not in TASKS and name.endswith(".py"):
+        raise PlotError(
+            f"{name} is a task file, and explain plans the studies of `plot-ot list`: {', '.join(TASKS)}. See whether "
+            f"the file is ready with `plot-ot check`; docs/planner.md says how to plan your own network from Python."
+        )
+    if name not in TASKS:
+        unknown("task", name, TASKS)
+    own = options_of(TASKS[name])
+    for option in given:
+        if option not in own:
+            others = [other for other, make in TASKS.items() if option in options_of(make)]
+            raise PlotError(
+                f"--{option} is an option of {' and '.join(others)}, not of {name}. Leave it out; the options of "
+                f"{name} are {', '.join(f'--{o}' for o in own)}."
+            )
+    values = {option: value for option, value in given.items() if option not in SIZES}
+    sizes = {bank: given[option] for option, banks in SIZES.items() if option in given for bank in banks}
+    return TASKS[name](**values, **({"sizes": Sizes(**sizes)} if sizes else {}))
+
+
+def options_of(task: type[Task]) -> list[str]:
+    """The options of this command that a task has: its fields, and what its banks' sizes are made of."""
+    own = [f.name for f in fields(cast(Any, task))]
+    return [o for o in OPTIONS if o in own or (o in SIZES and "sizes" in own)]
 
 
 def list_all() -> None:
@@ -77,17 +108,17 @@ def list_all() -> None:
 
 def explain(
     task: Annotated[str, typer.Argument(help="A task of `plot-ot list`.")],
-    sampler: Sampler = "uniform",
-    strengths: Strengths = "union",
-    size: Size = 1000,
-    width: Width = 8,
-    bits: Bits = 4,
-    split: SplitName = "round-robin",
+    sampler: Sampler = None,
+    strengths: Strengths = None,
+    size: Size = None,
+    width: Width = None,
+    bits: Bits = None,
+    split: SplitName = None,
     model: Model = None,
     adapter: Adapter = None,
-    fit: Fit = 200,
-    pairs: PairCount = 100,
-    memory: Budget = 4.0,
+    fit: Fit = None,
+    pairs: Pairs = None,
+    memory: Budget = None,
     methods: Methods = None,
     epochs: Epochs = None,
     machine: MachineName = None,
@@ -104,32 +135,26 @@ def explain(
     seed: First = 0,
     as_json: AsJson = False,
 ) -> None:
-    """What a run would compute, hold, move and take, per method and part; no weights are loaded for it."""
-    sizes = Sizes(fit, pairs, pairs, pairs)
-    tasks: dict[str, Callable[[], Task]] = {
-        "heq": lambda: HierarchicalEquality(sampler, strengths, size),
-        "addition": lambda: BinaryAddition(width, bits, split=split),
-        "mcqa": lambda: MultipleChoice(model or "tiny", adapter, sizes=sizes, memory=budget(memory)),
-        "ioi": lambda: IndirectObject(model or "smollm2", adapter, sizes=sizes, memory=budget(memory)),
+    """Estimate compute, memory, traffic and time of a study, per method and part, without loading any weights."""
+    given = {
+        "sampler": sampler,
+        "strengths": strengths,
+        "size": size,
+        "width": width,
+        "bits": bits,
+        "split": split,
+        "model": model,
+        "adapter": adapter,
+        "fit": fit,
+        "pairs": pairs,
+        "memory": None if memory is None else budget(memory),
     }
-    if task not in tasks and task.endswith(".py"):
-        raise PlotError(
-            f"{task} is a task file, and explain plans the studies of `plot-ot list`: {', '.join(tasks)}. See whether "
-            f"the file is ready with `plot-ot check`; docs/planner.md says how to plan your own network from Python."
-        )
-    if task not in tasks:
-        unknown("task", task, tasks)
-    configured: Task = tasks[task]()
+    configured = task_by_name(task, {option: value for option, value in given.items() if value is not None})
     name = "this" if measured else machine or ("this" if flops is None else "h100")
     own = dtype or ("bfloat16" if name != "this" or torch.cuda.is_available() else "float32")
-    if isinstance(configured, LanguageTask):
-        shape = _language_shape(configured.model).as_type(own)
-        scene = language_scene(configured, shape, seed)
-        offered = configured.methods_at(shape.width, shape.blocks)
-    else:
+    scene, offered = planned(configured, seed, own)
+    if not scene.shape.language:
         own = dtype or "float32"
-        outline = configured.outline(seed)
-        scene, offered = Scene.of_subject(outline.subject, outline.splits, outline.outputs), configured.methods()
     like = max(16, min(2048, scene.shape.width))
     found = machine_by_name(name, dtype=own, cores=cores, width=like).changed(
         name=None if machine or flops is None else "GPU as given",
@@ -141,7 +166,7 @@ def explain(
         call=call,
     )
     chosen: list[Method] = pick(offered, methods.split(",") if methods else None)
-    plans = [plan(m, scene, found, epochs=epochs, workers=workers) for m in chosen]
+    plans = [predict(m, scene, found, epochs=epochs, workers=workers) for m in chosen]
     if as_json:
         told = {"task": configured.config(), "shape": _plain(scene.shape), "machine": vars(found)}
         print(json.dumps({**told, "plans": [p.json() for p in plans]}, indent=1, default=str))
@@ -149,60 +174,6 @@ def explain(
     console.print(repr(configured.causal_model()), highlight=False)
     console.print(tables.power_table({key: r.bank for key, r in scene.tests.items()}))
     _show(scene, found, plans)
-
-
-# -- language models without their weights ------------------------------------------------------------------------
-
-
-def _language_shape(name: str) -> Shape:
-    """By name, as tasks take it."""
-    if name != "tiny" and name not in TINY:
-        return shape_by_name(name)
-    c = describe_tiny(next(iter(TINY)) if name == "tiny" else name)["config"]
-    return Shape.gated(
-        name,
-        depth=c["num_hidden_layers"],
-        width=c["hidden_size"],
-        heads=c["num_attention_heads"],
-        groups=c["num_key_value_heads"],
-        head_width=c["head_dim"],
-        inner=c["intermediate_size"],
-        vocabulary=c["vocab_size"],
-        tied=True,
-        norms=4,
-    )
-
-
-def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
-    """A task's banks, drawn as if the model answered every prompt correctly, and the prompts that the filter asks."""
-    lengths = _lengths(task)
-    asked: list[Tensor] = []
-
-    def all_right(rows: Tensor) -> Tensor:
-        asked.append(rows)
-        return torch.ones(len(rows), dtype=torch.bool)
-
-    banks = task.draw(seed, all_right)
-    tokens = lengths(torch.cat(asked))
-    beside = {"filter": Inputs(len(tokens), int(tokens.sum()), int(tokens.max()))}
-    if banks.transfer:
-        beside["transfer"] = Inputs.of(list(banks.transfer.values()), lengths, shape)
-    return Scene.of_shape(shape, banks.splits, len(task.data.ANSWERS), lengths, task.memory, beside)
-
-
-def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
-    """Tokens of prompts, by the model's tokenizer where it is at hand."""
-    fetched = model_directory(task.model)
-    folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
-    tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
-    if tiny or not (folder / "tokenizer.json").is_file():
-        return lambda rows: words(task.render(rows), first=0 if tiny else 1)
-    try:
-        tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError) as e:
-        raise PlotError(f"The tokenizer in {folder} cannot be read ({e}).") from e
-    bos = LanguageModel(task.model, None, tokenizer).bos
-    return lambda rows: encode(task.render(rows), tokenizer, bos=bos)[1].sum(dim=1)
 
 
 # -- words and tables -----------------------------------------------------------------------------------------------
@@ -231,17 +202,17 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     for column in ("method", "sites", "calibration variants", "rotations", "block-tokens", "lowest", "highest", "FLOP"):
         counts.add_column(column, justify="left" if column == "method" else "right")
     for p in plans:
-        tokens = [round(bill.cost.block_tokens) for bill in (p, p.lowest, p.highest)]
+        tokens = [round(estimate.cost.block_tokens) for estimate in (p, p.lowest, p.highest)]
         cells = [f"{x:,}" for x in (p.sites, p.variants, p.rotations, *tokens)]
         counts.add_row(p.method, *cells, _short(p.cost.flops + p.cost.single, FLOP))
     console.print(counts)
     parts = [column for column, some in PARTS.items() if any(set(some) & set(p.parts) for p in plans)]
-    times = tables.plain_table("Time, per seed")
+    times = tables.plain_table("About how long, per seed")
     for column in ("method", *parts, "in all", "lowest", "highest"):
         times.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for p in plans:
         seconds = [sum(p.seconds.get(part, 0.0) for part in PARTS[column]) for column in parts]
-        seconds += [sum(bill.seconds.values()) for bill in (p, p.lowest, p.highest)]
+        seconds += [sum(estimate.seconds.values()) for estimate in (p, p.lowest, p.highest)]
         times.add_row(p.method, *map(_clock, seconds))
     console.print(times)
     sizes = tables.plain_table("Memory, and bytes moved")
@@ -260,8 +231,12 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
         sizes.add_row(p.method, *(_short(of(p), BYTE) for of in columns.values()))
     console.print(sizes)
     console.print(RANGE, highlight=False)
-    for name in sorted({s for p in plans for s in p.skipped}):
-        console.print(f"Not counted: {name}.")
+    for name in sorted({s for p in plans for s in p.not_counted}):
+        console.print(
+            f"[bold red]Not counted: {name}.[/] It does not tell what it computes (`forecast`): its methods take more "
+            f"than this plan says.",
+            highlight=False,
+        )
 
 
 def _machine_words(machine: Machine) -> str:
@@ -327,8 +302,14 @@ def _short(x: float, units: Mapping[float, str]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Minutes from two of them on, hours likewise."""
-    return _short(seconds, {u: name for u, name in TIME.items() if u <= 1 or seconds >= 2 * u})
+    """As many digits as a plan can know: one, or two where the first is a 1. Minutes from two of them on, hours
+    likewise."""
+    if not seconds:
+        return ""
+    unit = next((u for u in TIME if (u <= 1 or seconds >= 2 * u) and seconds >= u), min(TIME))
+    digit = 10.0 ** math.floor(math.log10(seconds / unit))
+    step = digit / 10 if seconds / unit < 2 * digit else digit
+    return f"{round(round(seconds / unit / step) * step, 6):g} {TIME[unit]}"
 
 
 def _plain(shape: Shape) -> dict[str, Any]:

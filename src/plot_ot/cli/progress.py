@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from plot_ot.methods import Method
+from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, Stage, State
 
 STAGES = {
@@ -36,6 +37,9 @@ class Announced:
     def __call__(self, problem: Problem, state: State) -> State:
         self.say()
         return self.stage(problem, state)
+
+    def forecast(self, ahead: Forecast) -> None:
+        self.stage.forecast(ahead)
 
 
 def announced(method: Method, say: Callable[[str], None]) -> Method:

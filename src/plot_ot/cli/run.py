@@ -35,7 +35,7 @@ from plot_ot.cli.common import (
     console,
     errors,
 )
-from plot_ot.cli.engine_options import hired
+from plot_ot.cli.engine_options import engine_by_name
 from plot_ot.cli.progress import Watch, announced
 from plot_ot.cli.show import print_run
 from plot_ot.engine import Engine
@@ -118,7 +118,7 @@ def finish(
     chosen = list(range(first_seed, first_seed + seeds))
     torch.set_num_threads(threads)
     try:
-        with hired(*crew, threads) as engine:
+        with engine_by_name(*crew, threads) as engine:
             run = run_study(task, names, chosen, out, sweep=sweep, quiet=quiet, engine=engine)
     except KeyboardInterrupt:
         errors.print("Interrupted. Run the same command again to continue where it stopped.")
@@ -201,5 +201,5 @@ def _note_memory(run: RunDirectory, seed: int, study: Study, engine: Engine) -> 
     """A run that ran out of memory says so in its manifest: its last bits depend on how its work was cut."""
     spoken = study.prepared.spoken
     subjects = study.prepared.subject, *([spoken.strict] if spoken else [])
-    for words in (*(w for s in subjects for w in s.room.halvings), *engine.notes()):
+    for words in (*(w for s in subjects for w in s.limits.halvings), *engine.notes()):
         run.note(f"seed {seed}: {words}")

@@ -4,14 +4,13 @@ appears.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from plot_ot.errors import PlotError
+from plot_ot.finite import refuse_non_finite
 from plot_ot.subjects import Place, Recording, Subject
 from plot_ot.subjects.protocol import Rewrite
 
@@ -23,12 +22,12 @@ def within_memory(
 ) -> Float[Tensor, "variants pairs ..."]:
     """`run` over all variants and pairs, in halves if memory runs out, in halves of these if it does again, ...
 
-    What has been learned about a subject's room is kept, so that its next batches are cut before they fail.
+    What has been learned about a subject's limits is kept, so that its next batches are cut before they fail.
     """
 
     def part(v: slice, p: slice) -> Tensor:
         wide, long = v.stop - v.start, p.stop - p.start
-        done = subject.room.attempt(lambda: run(v, p), wide * long, "response")
+        done = subject.limits.attempt(lambda: run(v, p), wide * long, "response")
         if done is not None:
             return done
         axis, (left, right) = (1, _halves(p)) if long > 1 else (0, _halves(v))
@@ -46,7 +45,7 @@ def _halves(s: slice) -> tuple[slice, slice]:
 # -- numbers --------------------------------------------------------------------------------------------------
 
 
-def refuse_non_finite(
+def require_finite_outputs(
     outputs: Float[Tensor, "variants pairs ..."],
     recording: Recording,
     pairs: Tensor | slice,
@@ -60,22 +59,24 @@ def refuse_non_finite(
     """
     if type(outputs) is not Tensor or outputs.requires_grad:  # fake tensors, which plan shapes, have no numbers
         return
-    if math.isfinite(float(outputs.sum())) or bool(torch.isfinite(outputs).all()):
-        return
-    bad = ~torch.isfinite(outputs).flatten(2).all(dim=2)
-    variant, pair = bad.nonzero()[0].tolist()
-    rows = recording.base_rows[pairs]
-    place = _first_bad(recording, rows, edited, start, later, variant, pair)
-    where = "the output" if place is None else f"{place.name} (layer {place.layer})"
-    number = int(torch.arange(len(recording), device=rows.device)[pairs][pair])
-    base, source = rows[pair], recording.source_rows[pairs][pair]
-    said = {side: recording.store.inputs[int(row)].tolist() for side, row in (("base", base), ("source", source))}
-    raise PlotError(
-        f"An edit at {start.name} (layer {start.layer}) gives NaN or infinity, first at {where}, for base input "
-        f"{said['base']} with source {said['source']} (pair {number}, variant {variant} of the batch; "
-        f"{int(bad.sum())} of {bad.numel()} responses). The network overflows there: use float32, smaller strengths, "
-        f"or drop that place."
-    )
+
+    def message(found: Tensor) -> str:
+        bad = found.flatten(2).any(dim=2)
+        variant, pair = bad.nonzero()[0].tolist()
+        rows = recording.base_rows[pairs]
+        place = _first_bad(recording, rows, edited, start, later, variant, pair)
+        where = "the output" if place is None else f"{place.name} (layer {place.layer})"
+        number = int(torch.arange(len(recording), device=rows.device)[pairs][pair])
+        base, source = rows[pair], recording.source_rows[pairs][pair]
+        said = {side: recording.store.inputs[int(row)].tolist() for side, row in (("base", base), ("source", source))}
+        return (
+            f"An edit at {start.name} (layer {start.layer}) gives NaN or infinity, first at {where}, for base input "
+            f"{said['base']} with source {said['source']} (pair {number}, variant {variant} of the batch; "
+            f"{int(bad.sum())} of {bad.numel()} responses). The network overflows there: use float32, smaller "
+            f"strengths, or drop that place."
+        )
+
+    refuse_non_finite(outputs, message)
 
 
 @torch.no_grad()

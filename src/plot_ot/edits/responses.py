@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import first_of_each, row_codes
 from plot_ot.edits.frames import EditBatch
-from plot_ot.edits.guards import refuse_non_finite, within_memory
+from plot_ot.edits.guards import require_finite_outputs, within_memory
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
 from plot_ot.subjects.protocol import PairIndex, Rewrite
@@ -157,7 +157,7 @@ def _resume_at_once(
 
     later = {e.place.name: rewrite(e, g.source[pairs]) for e, g in zip(rest, gathered[1:], strict=True)}
     outputs = recording.subject.resume(recording.store, recording.base_rows[pairs], first.place, edited, later)
-    refuse_non_finite(outputs, recording, pairs, edited, first.place, later)
+    require_finite_outputs(outputs, recording, pairs, edited, first.place, later)
     return outputs
 
 

@@ -20,11 +20,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.engine.ray_worker import Boxed, Done, Numerics, Told, Worker, kept, library
-from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device, with_caches
+from plot_ot.engine.ray_worker import Boxed, Done, Numerics, Worker, WorkOrder, kept, library
+from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device
 from plot_ot.engine.units import Crew, Recipe, Shard, SharedRecording, Unit
 from plot_ot.errors import PlotError
-from plot_ot.subjects import DecoderSubject, Store, Subject
+from plot_ot.subjects import Store, Subject
 from plot_ot.version import library_versions
 
 RETRIES = 100
@@ -120,7 +120,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
     ray = library(loopback=not address)
     try:
         if address:
-            _knock(address)
+            _require_listener(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         else:
             ray.init(
@@ -140,7 +140,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
         ) from e
 
 
-def _knock(address: str) -> None:
+def _require_listener(address: str) -> None:
     """Fail at once where nobody listens: Ray itself would go on trying for many minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
@@ -157,43 +157,43 @@ class _RayCrew:
 
     def ready(self) -> None:
         """Wait until every worker has its replica; they would make it with their first unit anyway."""
-        list(_plainly(map(library().get, [w.ready.remote(self.replica) for w in self.workers]), self.notes))
+        list(_values_or_errors(map(library().get, [w.ready.remote(self.replica) for w in self.workers]), self.notes))
 
     def record(self, shards: Sequence[Shard]) -> Store:
         recording = uuid.uuid4().hex
         boxes = [Boxed.of(s, recording) for s in shards]
         self.shards = Boxed.of(boxes)
         refs = [self._worker(k, 0, len(boxes)).record.remote(self.replica, box) for k, box in enumerate(boxes)]
-        pieces = (to_device(s, self.subject) for s in _plainly(map(library().get, refs), self.notes))
+        pieces = (to_device(s, self.subject) for s in _values_or_errors(map(library().get, refs), self.notes))
         # as much of the budget as a recording in this process holds in memory
-        store = merged(pieces, self.subject.memory // 4 if isinstance(self.subject, DecoderSubject) else None)
-        return with_caches(store, Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
+        store = merged(pieces, self.subject.vectors_in_memory)
+        return store.with_prefixes(Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
 
     def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:
         if any(u.whole for u in units):  # nobody has all that is needed: whoever is free takes the next
             from ray.util import ActorPool
 
-            told = [(k, self._told(recording, u, None)) for k, u in enumerate(units)]
+            orders = [(k, self._order(recording, u, None)) for k, u in enumerate(units)]
             pool = ActorPool(list(self.workers))
             # Ray's `map` keeps a worker waiting for those before it in the order; so take them as they come
-            done = pool.map_unordered(lambda worker, t: worker.numbered.remote(*t), told)
-            return _plainly(_in_order(done), self.notes)
+            done = pool.map_unordered(lambda worker, order: worker.numbered.remote(*order), orders)
+            return _values_or_errors(_in_order(done), self.notes)
         of_pair = recording.shard[recording.base_rows.cpu()]
         present, turns = len(of_pair.unique()), Counter[int]()
         refs = []
         for unit in units:
             shard = int(of_pair[unit.pairs][0])
             worker = self._worker(shard, turns[shard], present)
-            refs.append(worker.run.remote(self._told(recording, unit, shard)))
+            refs.append(worker.run.remote(self._order(recording, unit, shard)))
             turns[shard] += 1
-        return _plainly(map(library().get, refs), self.notes)
+        return _values_or_errors(map(library().get, refs), self.notes)
 
     def _worker(self, shard: int, turn: int, count: int) -> Any:
         """Who works on a shard: always the same, or the same few in turn where there are more workers than shards."""
         several = max(1, len(self.workers) // count)
         return self.workers[(shard + count * (turn % several)) % len(self.workers)]
 
-    def _told(self, recording: SharedRecording, unit: Unit, shard: int | None) -> Told:
+    def _order(self, recording: SharedRecording, unit: Unit, shard: int | None) -> WorkOrder:
         from ray import cloudpickle
 
         key = id(recording.bank), shard, tuple(p.name for p in unit.places)
@@ -204,8 +204,7 @@ class _RayCrew:
 
         _, part = kept(self._sent, key, sent, SENT)
         work = cloudpickle.dumps((unit.work, unit.args))
-        reading = getattr(recording.subject, "reading", None)
-        return Told(self.replica, part, work, self.shards, reading)
+        return WorkOrder(self.replica, part, work, self.shards, recording.subject.reading)
 
 
 def _in_order(numbered: Iterator[tuple[int, Done]]) -> Iterator[Done]:
@@ -219,7 +218,7 @@ def _in_order(numbered: Iterator[tuple[int, Done]]) -> Iterator[Done]:
             due += 1
 
 
-def _plainly(results: Iterator[Done], notes: list[str]) -> Iterator[Any]:
+def _values_or_errors(results: Iterator[Done], notes: list[str]) -> Iterator[Any]:
     """What workers gave, or the error they met, without Ray's part of the story."""
     ray = library()
     try:

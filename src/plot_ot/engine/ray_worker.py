@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from plot_ot.engine.stores import Elsewhere, record_shard, to_device, with_caches, without_caches
+from plot_ot.engine.stores import Elsewhere, record_shard, to_device, without_caches
 from plot_ot.errors import PlotError
-from plot_ot.subjects import BankRecording, DecoderSubject, Store, Subject
+from plot_ot.subjects import BankRecording, Store, Subject
 from plot_ot.version import library_versions
 
 OPENED = 4
@@ -66,8 +66,8 @@ class Boxed:
 
 
 @dataclass(frozen=True)
-class Told:
-    """All that a worker is told of a unit."""
+class WorkOrder:
+    """All that a worker needs to know to run a unit."""
 
     replica: Boxed
     part: Boxed
@@ -121,30 +121,30 @@ class Worker:
         """A shard's activations and outputs; keys and values stay here."""
         return self._done(lambda: without_caches(self._recorded(self._replica(replica), shard)))
 
-    def run(self, told: Told) -> Done:
+    def run(self, order: WorkOrder) -> Done:
         """What a unit gives."""
         from ray import cloudpickle
 
         def result() -> Any:
-            subject = _watching(self._replica(told.replica), told.reading)
-            boxes = self._boxes(told.shards)
-            caches = Elsewhere(len(boxes), lambda k: self._recorded(self._replica(told.replica), boxes[k]))
-            do, args = cloudpickle.loads(told.work)  # from our own driver, which Ray let into the cluster
-            recording = self._part(told.part, subject)
-            return do(replace(recording, subject=subject, store=with_caches(recording.store, caches)), *args)
+            subject = self._replica(order.replica).read_as(order.reading)
+            boxes = self._boxes(order.shards)
+            caches = Elsewhere(len(boxes), lambda k: self._recorded(self._replica(order.replica), boxes[k]))
+            do, args = cloudpickle.loads(order.work)  # from our own driver, which Ray let into the cluster
+            recording = self._part(order.part, subject)
+            return do(replace(recording, subject=subject, store=recording.store.with_prefixes(caches)), *args)
 
         return self._done(result)
 
-    def numbered(self, number: int, told: Told) -> tuple[int, Done]:
+    def numbered(self, number: int, order: WorkOrder) -> tuple[int, Done]:
         """`run`, with the unit's number in the plan: units of whole banks end in any order."""
-        return number, self.run(told)
+        return number, self.run(order)
 
     def _done(self, result: Callable[[], Any]) -> Done:
         try:
             value = result()
         except PlotError as e:
             return Done(error=e)
-        new = self.subject.room.halvings[self.noted :] if self.subject else []
+        new = self.subject.limits.halvings[self.noted :] if self.subject else []
         self.noted += len(new)
         return Done(value, notes=tuple(f"on a worker: {words}" for words in new))
 
@@ -191,16 +191,9 @@ class Worker:
         return self.shards[1]
 
     def _recorded(self, subject: Subject, box: Boxed) -> Store:
-        if not isinstance(subject, DecoderSubject):  # whose units bring all they need
+        if not subject.recorder_resumes:  # its units bring all they need
             return record_shard(subject, box.open())
         stores = kept(self.stores, box.recording, dict, RECORDINGS)
         if box.key not in stores:
             stores[box.key] = record_shard(subject, box.open())
         return stores[box.key]
-
-
-def _watching(subject: Subject, reading: str | None) -> Subject:
-    """The replica, read out as the driver's subject is."""
-    if isinstance(subject, DecoderSubject) and reading != subject.reading:
-        return subject.watching(rest=reading == "rest", vocabulary=reading == "vocabulary")
-    return subject

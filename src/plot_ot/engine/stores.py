@@ -12,16 +12,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.engine.units import Shard, Unit
-from plot_ot.subjects import BankRecording, DecoderStore, DecoderSubject, Store, Subject
+from plot_ot.subjects import BankRecording, Store, Subject
 from plot_ot.subjects.decoder.cache import PrefixCache
 from plot_ot.subjects.decoder.vectors import held_bytes, on_disk, together
 
 
 def record_shard(subject: Subject, shard: Shard) -> Store:
     """One pass over a shard's inputs, within its share of the memory."""
-    if isinstance(subject, DecoderSubject):
-        return subject.record(shard.inputs, shard.bases, share=shard.share)
-    return subject.record(shard.inputs, shard.bases)
+    return subject.record_part(shard.inputs, shard.bases, shard.share)
 
 
 def merged(stores: Iterable[Store], most: int | None = None) -> Store:
@@ -36,7 +34,7 @@ def merged(stores: Iterable[Store], most: int | None = None) -> Store:
     for f in fields(stores[0]):
         pieces = [getattr(s, f.name) for s in stores]
         if f.name == "part":  # a store whose caches are elsewhere has one there
-            first = accumulate((max(1, len(s.caches)) for s in stores), initial=0)  # type: ignore[attr-defined]
+            first = accumulate((max(1, len(s.prefixes)) for s in stores), initial=0)
             found["part"] = torch.cat([torch.where(p < 0, -1, p + k) for p, k in zip(pieces, first, strict=False)])
         elif isinstance(pieces[0], Tensor):
             found[f.name] = torch.cat(pieces)
@@ -73,9 +71,7 @@ def each_tensor(store: Store, change: Callable[[Tensor], Tensor]) -> Store:
 
 def without_caches(store: Store) -> Store:
     """What can be sent anywhere: numbers per input, in main memory."""
-    if isinstance(store, DecoderStore):
-        store = replace(store, caches=())
-    return each_tensor(store, lambda t: t.cpu())
+    return each_tensor(store.with_prefixes(()), lambda t: t.cpu())
 
 
 def to_device(store: Store, subject: Subject) -> Store:
@@ -117,12 +113,5 @@ class Elsewhere(Sequence[PrefixCache]):
             raise IndexError(k)
         k %= self.size
         if k not in self.here:
-            store = self.record(k)
-            assert isinstance(store, DecoderStore)  # noqa: S101
-            [self.here[k]] = store.caches
+            [self.here[k]] = self.record(k).prefixes
         return self.here[k]
-
-
-def with_caches(store: Store, caches: Elsewhere) -> Store:
-    """The store with keys and values to be had on demand, where it is of a kind that needs them."""
-    return replace(store, caches=caches) if isinstance(store, DecoderStore) else store  # type: ignore[arg-type]

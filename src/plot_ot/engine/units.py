@@ -19,8 +19,8 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
-from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject
-from plot_ot.subjects.protocol import PairIndex, Share, _refuse_non_finite
+from plot_ot.subjects import BankRecording, Place, Store, Subject
+from plot_ot.subjects.protocol import PairIndex, Share, require_finite
 
 Recipe = Callable[[], Subject]
 """How a worker makes its own replica of the network."""
@@ -107,19 +107,15 @@ def run_here(recording: BankRecording, unit: Unit) -> Any:
 
 def jobs_at_once(subject: Subject, rows: int) -> int:
     """How many jobs that each push so many rows through the network make a unit worth starting."""
-    return max(1, WORK // (_parameters(subject) * max(1, rows)))
+    return max(1, WORK // (subject.parameters * max(1, rows)))
 
 
 def inputs_per_shard(subject: Subject) -> int:
     """Few inputs of a large network, many of a small one."""
-    return max(LEAST, min(MOST, WORK // _parameters(subject)))
+    return max(LEAST, min(MOST, WORK // subject.parameters))
 
 
-def _parameters(subject: Subject) -> int:
-    return max(1, sum(t.numel() for t in subject.weights().values()))
-
-
-# -- the plan -------------------------------------------------------------------------------------------------
+# -- the cut -------------------------------------------------------------------------------------------------
 
 
 def record_shared(
@@ -128,11 +124,10 @@ def record_shared(
     """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard."""
     if size is not None and size < 1:
         raise PlotError(f"A shard needs at least one input; found {size}.")
-    parts, rows = plan(banks, size or inputs_per_shard(subject))
+    parts, rows = cut_into_shards(banks, size or inputs_per_shard(subject))
     store = crew.record(parts)
-    if isinstance(subject, DecoderSubject):
-        subject.forget()
-    _refuse_non_finite(store)
+    subject.forget()
+    require_finite(store)
     shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
     recordings, at = [], 0
     rows = rows.to(subject.device)
@@ -143,7 +138,7 @@ def record_shared(
     return recordings
 
 
-def plan(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " rows"]]:
+def cut_into_shards(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " rows"]]:
     """Shards of the distinct inputs, and where each bank's bases, then its sources, stand among them.
 
     Inputs come in the order in which pairs use them as bases, bank by bank, and a shard serves one bank first; inputs

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from plot_ot.methods import Method
 from plot_ot.planner.costs import Cost, Memory, Spread, cost, memory, recording_cost, total
-from plot_ot.planner.counting import CASES, Count, Passes, by_part, count
+from plot_ot.planner.counting import by_part, count
 from plot_ot.planner.machine import MACHINES, Machine, machine_by_name, measure
-from plot_ot.planner.scene import Inputs, Scene, Unloaded, hollow, words
-from plot_ot.planner.shape import PRESETS, Shape, shape_by_name
+from plot_ot.planner.scene import Inputs, Scene, Unloaded, approximate_tokens, unrecorded
+from plot_ot.planner.shape import PRESETS, shape_by_name, shape_of_config
+from plot_ot.stages.forecast import CASES, Forecast, Passes
 from plot_ot.subjects import Place
+from plot_ot.subjects.shape import Shape
 
 
 @dataclass(frozen=True)
-class Bill:
+class Estimate:
     """What a method costs and takes, by part: `filter`, `recording` and `transfer`, which methods share; `signatures`,
     `calibration`, `das`, `test`."""
 
@@ -29,9 +31,8 @@ class Bill:
         return total(list(self.parts.values()))
 
     @classmethod
-    def of(cls, found: Count, machine: Machine, spread: Spread) -> Bill:
-        """Of counted passes, and of what is run whole before them."""
-        scene = found.scene
+    def of(cls, found: Forecast, scene: Scene, machine: Machine, spread: Spread) -> Estimate:
+        """The estimate of counted passes, and of what is run whole before them."""
         whole = {**scene.beside, "recording": scene.inputs}
         parts = {part: recording_cost(scene, some, machine) for part, some in whole.items()}
         parts |= {part: total([cost(p, scene, machine) for p in passes]) for part, passes in by_part(found.passes)}
@@ -39,7 +40,7 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class Plan(Bill):
+class Plan(Estimate):
     """One method on one seed, predicted. A response is one pair resumed under one variant."""
 
     method: str
@@ -49,28 +50,28 @@ class Plan(Bill):
     rotations: int
     responses: float
     """Resumed responses in all, forward; for DAS the most its epochs allow."""
-    lowest: Bill
+    lowest: Estimate
     """If all that is not known before turns out cheap: Stage A keeps late places, DAS stops early."""
-    highest: Bill
+    highest: Estimate
     """If it turns out dear: Stage A keeps early places, a different one for every variable."""
     memory: Memory
     spread: Spread
-    skipped: tuple[str, ...]
-    """Stages that are not counted, by name."""
+    not_counted: tuple[str, ...]
+    """Stages that do not tell what they compute, by name: the plan leaves them out."""
 
     def json(self) -> dict[str, Any]:
         """Plain numbers."""
         parts = {k: {**asdict(c), "seconds": self.seconds[k]} for k, c in self.parts.items()}
         ends = {
-            name: {"block_tokens": bill.cost.block_tokens, "seconds": sum(bill.seconds.values())}
-            for name, bill in (("lowest", self.lowest), ("highest", self.highest))
+            name: {"block_tokens": estimate.cost.block_tokens, "seconds": sum(estimate.seconds.values())}
+            for name, estimate in (("lowest", self.lowest), ("highest", self.highest))
         }
         memory = {**asdict(self.memory), "total": self.memory.total}
-        known = {k: getattr(self, k) for k in ("method", "sites", "variants", "rotations", "responses", "skipped")}
+        known = {k: getattr(self, k) for k in ("method", "sites", "variants", "rotations", "responses", "not_counted")}
         return {**known, "parts": parts, **ends, "memory": memory, "spread": asdict(self.spread)}
 
 
-def plan(
+def predict(
     method: Method,
     scene: Scene,
     machine: Machine,
@@ -79,35 +80,43 @@ def plan(
     epochs: int | None = None,
     workers: int | None = None,
 ) -> Plan:
-    """Predict a method. `chosen` are the places that Stage A keeps, if known; `epochs` those that DAS will train;
-    `workers` how many share the work, by default as many as there are replicas on the machine's devices."""
+    """Predict what a method costs and takes.
+
+    `chosen` are the places that Stage A keeps, if known; `epochs` those that DAS will train; `workers` how many share
+    the work, by default as many as there are replicas on the machine's devices.
+    """
     cases = {case: count(method, scene, chosen, epochs, case) for case in CASES}
     found = cases["expected"]
-    held = memory(found, machine)
+    held = memory(found, scene, machine)
     spread = Spread.of(held, machine, workers)
-    bills = {case: Bill.of(counted, machine, spread) for case, counted in cases.items()}
+    estimates = {case: Estimate.of(counted, scene, machine, spread) for case, counted in cases.items()}
+    expected = estimates["expected"].seconds
+    # the ends are the fewest and the most blocks; where these take no time, what surrounds them may turn the order
+    for case, end in (("lowest", min), ("highest", max)):
+        seconds = {k: end(s, expected.get(k, s)) for k, s in estimates[case].seconds.items()}
+        estimates[case] = replace(estimates[case], seconds=seconds)
     return Plan(
-        bills["expected"].parts,
-        bills["expected"].seconds,
+        estimates["expected"].parts,
+        estimates["expected"].seconds,
         method.name,
         round(found.sites),
         round(found.variants),
         round(found.rotations),
         sum(p.responses for p in found.passes),
-        bills["lowest"],
-        bills["highest"],
+        estimates["lowest"],
+        estimates["highest"],
         held,
         spread,
-        tuple(dict.fromkeys(found.skipped)),
+        tuple(dict.fromkeys(found.not_counted)),
     )
 
 
 __all__ = [
     "MACHINES",
     "PRESETS",
-    "Bill",
     "Cost",
-    "Count",
+    "Estimate",
+    "Forecast",
     "Inputs",
     "Machine",
     "Memory",
@@ -117,11 +126,12 @@ __all__ = [
     "Shape",
     "Spread",
     "Unloaded",
+    "approximate_tokens",
     "count",
-    "hollow",
     "machine_by_name",
     "measure",
-    "plan",
+    "predict",
     "shape_by_name",
-    "words",
+    "shape_of_config",
+    "unrecorded",
 ]

@@ -14,17 +14,20 @@ from functools import reduce
 from math import ceil
 
 from plot_ot.errors import PlotError
-from plot_ot.planner.counting import Count, Passes
 from plot_ot.planner.machine import Machine
 from plot_ot.planner.scene import Inputs, Scene
-from plot_ot.planner.shape import Shape
-from plot_ot.subjects.decoder.subject import LEAST_AT_ONCE, RECORDED_AT_ONCE, RESUMED_AT_ONCE
+from plot_ot.stages.forecast import Forecast, Passes
 
 HELD_BACK, KEPT_BACK = 0.3, 2.0
 """What a CPU's allocator (glibc's) may hold besides, of what was given back: a share of what is needed where recording
-tells it to hold little (`subjects.room.give_back`, language models), else so many times the largest pass.
+asks it to let go (`subjects.memory.give_back`, language models), else so many times the largest pass.
 
 Allowances: docs/results/planner.md has runs beside them."""
+SMALL, BATCH, UNIT = 0.1, 1.0, 16.0
+"""What else takes time however little is computed, in calls of a decoder's block: a layer of a small network; what
+surrounds a resumed batch (gathering, editing, reading out); what surrounds a unit (sorting out equal states, scoring).
+
+Measured on HEQ and addition: docs/results/planner.md."""
 FULL = 0.9
 """Share of a device's memory that weights and batches may take."""
 
@@ -46,7 +49,9 @@ class Cost:
     sent: float = 0.0
     """Bytes between workers, if others do the work: what was recorded, then sums, counts and frames."""
     calls: float = 0.0
-    """Of a block."""
+    """Calls of a block, or of as many layers of a small network as take as long."""
+    batches: float = 0.0
+    """Batches of responses: each is gathered, edited, read out and summed, however few blocks it runs."""
     offload: float = 0.0
     """Bytes of weights that would cross the link if none of them fitted the device."""
     units: float = 0.0
@@ -54,17 +59,17 @@ class Cost:
 
     @property
     def block_tokens(self) -> float:
-        """Forward and backward."""
+        """Block-tokens forward and backward."""
         return self.forward + self.backward
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def seconds(self, machine: Machine, spread: Spread) -> float:
-        """On a machine with so many replicas."""
+        """Seconds on a machine with so many replicas."""
         compute = self.flops / machine.flops + self.single / machine.single
         busy = max(compute, self.moved / machine.bandwidth) / machine.efficiency
-        called = self.calls * machine.call
+        called = (self.calls + BATCH * self.batches + UNIT * self.units) * machine.call
         alone = max(busy, called) if machine.gpu else busy + called
         fetched = spread.missing * self.offload + (self.keys if spread.spilled else 0.0)
         alone = max(alone, fetched / machine.link)
@@ -110,7 +115,7 @@ class Spread:
     """How a model lies on a machine's devices."""
 
     devices: int
-    """That one replica takes."""
+    """Devices that one replica takes."""
     replicas: int
     missing: float
     """Share of the weights that fits nowhere, and comes over the link whenever it is needed."""
@@ -123,11 +128,11 @@ class Spread:
 
         Workers without GPUs share a machine's main memory.
         """
-        room = FULL * machine.memory
-        wanted = max(1, ceil(memory.total / room))
+        usable = FULL * machine.memory
+        wanted = max(1, ceil(memory.total / usable))
         devices = min(wanted, machine.devices)
-        missing = max(0.0, min(1.0, (memory.total - devices * room) / max(1.0, memory.weights)))
-        fitting = machine.devices // devices if machine.gpu else max(machine.devices, int(room // memory.total))
+        missing = max(0.0, min(1.0, (memory.total - devices * usable) / max(1.0, memory.weights)))
+        fitting = machine.devices // devices if machine.gpu else max(machine.devices, int(usable // memory.total))
         if workers is not None and workers > fitting:
             what = f"{devices} GPU{'s' * (devices > 1)} each" if machine.gpu else f"{memory.total / 1e9:.2g} GB each"
             raise PlotError(
@@ -144,17 +149,18 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
     """One whole pass over every input; the vocabulary's largest logit after each prompt."""
     shape = scene.shape
     context = inputs.tokens / inputs.count
-    at_once = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
+    at_once = scene.subject.recorded_at_once(machine.device)
     calls = max(inputs.shards, ceil(inputs.tokens / at_once)) * shape.blocks
+    share = 1.0 if shape.language else SMALL
     forward = float(inputs.tokens * shape.blocks)
     keys = inputs.bases * context * shape.blocks * shape.key_bytes
     return Cost(
         forward,
-        flops=forward * shape.flops(context) + 2.0 * inputs.count * shape.width * shape.columns,
-        moved=calls * shape.block_weights * shape.itemsize + keys + forward * _activation_bytes(shape),
+        flops=forward * shape.flops(context) + 2.0 * inputs.count * shape.hidden * shape.columns,
+        moved=calls * shape.block_weights * shape.itemsize + keys + forward * shape.activation_bytes,
         keys=keys,
         sent=float(inputs.count * shape.vector_bytes),
-        calls=calls,
+        calls=share * calls,
         offload=calls * shape.block_weights * shape.itemsize,
         units=inputs.shards,
     )
@@ -163,30 +169,32 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
 def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
     """What resumed passes take."""
     shape, blocks = scene.shape, scene.shape.left(p.place)
-    context, budget = scene.context if shape.language else 0.0, scene.subject.memory
-    at_once = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))
+    context = scene.context if shape.language else 0.0
+    at_once = scene.subject.resumed_at_once(machine.device)
     pair_keys = context * shape.key_bytes
-    pairs_at_once = max(1, min(at_once // p.variants, int(budget // 8 / pair_keys) if pair_keys else at_once))
+    pairs_at_once = max(1, min(at_once // p.variants, scene.subject.pairs_at_once(pair_keys)))
     slices = ceil(p.variants / at_once)
     pieces = max(ceil(p.pairs / pairs_at_once) * slices, min(p.shards, p.pairs)) * p.times
     ways = 1 + p.backward
     # a graph that would not fit is computed again on the way back
-    again = p.backward and p.pairs * p.variants * blocks * graph_bytes(shape) > budget // 2
-    forward = p.responses * blocks * (2 if again else 1)
+    again = bool(p.backward) and scene.subject.recomputes(p.pairs * p.variants * blocks * shape.graph_bytes)
+    forward = p.responses * blocks * (1 + again)
     backward = p.responses * blocks * p.backward
-    calls = pieces * blocks * (ways + bool(again))
-    keys = p.pairs * slices * p.times * blocks * pair_keys * (ways + bool(again))
+    calls = pieces * blocks * (ways + again)
+    share = 1.0 if shape.language else SMALL
+    keys = p.pairs * slices * p.times * blocks * pair_keys * (ways + again)
     d, tokens = p.place.width, forward + backward
     frames = 12.0 * p.responses * d * p.rank + 20.0 * p.times * p.variants * d * p.rank**2 if p.rank else 0.0
     return Cost(
         forward,
         backward,
-        flops=tokens * shape.flops(context) + 2.0 * ways * p.responses * shape.width * 2 * scene.outputs,
+        flops=tokens * shape.flops(context) + 2.0 * ways * p.responses * shape.hidden * 2 * scene.outputs,
         single=frames,
-        moved=calls * shape.block_weights * shape.itemsize + keys + tokens * _activation_bytes(shape),
+        moved=calls * shape.block_weights * shape.itemsize + keys + tokens * shape.activation_bytes,
         keys=keys,
         sent=p.sent + 8.0 * len(scene.fit) * d * (p.part == "signatures"),  # base and source vectors go out once
-        calls=calls,
+        calls=share * calls,
+        batches=pieces * ways,
         offload=calls * shape.block_weights * shape.itemsize,
         units=p.units,
     )
@@ -200,37 +208,37 @@ def total(costs: Sequence[Cost]) -> Cost:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def memory(found: Count, machine: Machine) -> Memory:
+def memory(found: Forecast, scene: Scene, machine: Machine) -> Memory:
     """What a method holds at most, its recording included."""
-    scene, shape, inputs = found.scene, found.scene.shape, found.scene.inputs
-    budget, most = scene.subject.memory, scene.subject.responses_per_batch
+    shape, inputs, subject = scene.shape, scene.inputs, scene.subject
     place = 4.0 * inputs.count * shape.width
     vectors = float(inputs.count * shape.vector_bytes)
     keys = float(inputs.padded * shape.blocks * shape.key_bytes)
-    on_disk = shape.language and vectors - place > budget // 4
+    limit = subject.vectors_in_memory
+    on_disk = limit is not None and vectors - place > limit
     if on_disk:
         vectors = 3 * place  # the last vectors; one place as it was read, and put together from shards
     joined = vectors if inputs.shards > 1 and not on_disk else 0.0
-    recorded = tokens_at_once(scene, machine, RECORDED_AT_ONCE.get(machine.device, 1 << 14))
-    resumed = tokens_at_once(scene, machine, RESUMED_AT_ONCE.get(machine.device, 1 << 13))
-    passing = batch = _pass_bytes(shape, min(inputs.tokens, recorded), scene.context)
+    recorded, resumed = subject.recorded_at_once(machine.device), subject.resumed_at_once(machine.device)
+    passing = batch = shape.pass_bytes(min(inputs.tokens, recorded), scene.context)
     for p in found.passes:
-        responses = min(p.pairs * p.variants, most)
+        responses = min(p.pairs * p.variants, subject.responses_per_batch)
         # edited vectors and a copy of a part; base and source by pair; to tell equal states apart, 64-bit words
         held = 8.0 * p.place.width * (responses + p.pairs)
-        going = _pass_bytes(shape, min(responses, resumed), scene.context)
+        going = shape.pass_bytes(min(responses, resumed), scene.context)
         passing, held = max(passing, going), held + going
         if p.backward:
-            held += min(responses * shape.left(p.place) * graph_bytes(shape), budget / 2)
+            graph = float(responses * shape.left(p.place) * shape.graph_bytes)
+            held += subject.memory / 2 if subject.recomputes(graph) else graph
         batch = max(batch, held, 6 * place)
-    room = budget * 3 / 4 - (place if on_disk else inputs.count * shape.vector_bytes)
+    beside = place if on_disk else float(inputs.count * shape.vector_bytes)
     needed = Memory(
         float(shape.weight_bytes),
         vectors,
         joined,
         on_disk,
         keys,
-        shape.language and keys > room,
+        keys > subject.keys_in_memory(beside),
         float(batch),
         float(max((_frame_bytes(p, found) for p in found.passes if p.rank), default=0.0)),
         slack=0.0,
@@ -240,37 +248,9 @@ def memory(found: Count, machine: Machine) -> Memory:
     return replace(needed, slack=HELD_BACK * needed.kept if shape.language else KEPT_BACK * passing)
 
 
-def tokens_at_once(scene: Scene, machine: Machine, most: int) -> int:
-    """Tokens, or responses of a small network, that run together."""
-    if not scene.shape.language:
-        return scene.subject.responses_per_batch
-    token = (8 * scene.shape.width + 3 * max(scene.shape.width, scene.shape.inner)) * scene.shape.itemsize
-    return min(most, max(LEAST_AT_ONCE, scene.subject.memory // 4 // token))
-
-
-def graph_bytes(shape: Shape) -> int:
-    """About what a token's way through a block keeps for the backward pass."""
-    if not shape.language:
-        return 4 * (shape.width + shape.inner)
-    attention = 2 * (shape.heads + shape.groups) * shape.head_width
-    return 5 * (7 * shape.width + attention + 3 * shape.inner)
-
-
-def _frame_bytes(p: Passes, found: Count) -> float:
+def _frame_bytes(p: Passes, found: Forecast) -> float:
     """Starting directions of all jobs of a place, drawn whole; frames, gradients, moments of those trained at once."""
     d = p.place.width
     jobs = sum(q.times * q.variants for q in found.passes if q.rank and q.place == p.place)
     jobs = max(1.0, jobs / max(1.0, p.times * p.variants))
     return 4.0 * d * (jobs * d + 6 * p.variants * p.rank)
-
-
-def _activation_bytes(shape: Shape) -> int:
-    """About what a token's way through a block writes and reads besides weights and keys; small nets stay in cache."""
-    if not shape.language:
-        return 0
-    return shape.itemsize * (12 * shape.width + 4 * shape.inner)
-
-
-def _pass_bytes(shape: Shape, tokens: int, context: float) -> float:
-    """What so many tokens hold on their way through a block: residuals, the widest vectors, attention weights."""
-    return tokens * (shape.itemsize * (4 * shape.width + 3 * shape.inner) + 8 * shape.heads * context)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, Splits, first_of_each, row_codes
 from plot_ot.edits import Distinct
-from plot_ot.engine.units import LEAST, MOST, WORK
-from plot_ot.engine.units import plan as cut
+from plot_ot.engine.units import cut_into_shards, inputs_per_shard
 from plot_ot.errors import PlotError
-from plot_ot.planner.shape import Shape
-from plot_ot.subjects import BankRecording, DecoderSubject, Place, Store, Subject, record
+from plot_ot.subjects import BankRecording, Place, Store, Subject, record
+from plot_ot.subjects.decoder.sizes import PromptSubject
+from plot_ot.subjects.shape import Shape
 
 MEMORY = 4 << 30
 """The budget of a language model's recording, as `plot-ot run` has it."""
@@ -40,9 +40,9 @@ class Inputs:
     shards: int = 1
 
     @classmethod
-    def of(cls, banks: Sequence[Bank], lengths: Lengths, shape: Shape) -> Inputs:
-        """Those of some banks, cut as the engine cuts them."""
-        shards, _ = cut(banks, inputs_per_shard(shape))
+    def of(cls, banks: Sequence[Bank], lengths: Lengths, subject: Subject) -> Inputs:
+        """The inputs of some banks, cut as the engine cuts them for this subject."""
+        shards, _ = cut_into_shards(banks, inputs_per_shard(subject))
         tokens = [lengths(s.inputs) for s in shards]
         return cls(
             sum(len(t) for t in tokens),
@@ -52,11 +52,6 @@ class Inputs:
             sum(len(s.bases) * (int(t.max()) - 1) for s, t in zip(shards, tokens, strict=True)),
             len(shards),
         )
-
-
-def inputs_per_shard(shape: Shape) -> int:
-    """As `engine.units` has it: few inputs of a large network, many of a small one."""
-    return max(LEAST, min(MOST, WORK // max(1, shape.weights)))
 
 
 @dataclass(frozen=True)
@@ -77,17 +72,11 @@ class Scene:
 
     @classmethod
     def of_subject(cls, subject: Subject, splits: Splits, outputs: int) -> Scene:
-        """Of a live network. A small one is recorded, untrained as it may be: which inputs share a state, and so need
-        not be run twice, is a matter of its structure. A language model is not run."""
-        shape, banks = Shape.of_subject(subject, outputs), [splits.fit, splits.calibration, *splits.test.values()]
-        if isinstance(subject, DecoderSubject):
-            recordings = [hollow(subject, b) for b in banks]
-            inputs = Inputs.of(banks, lambda rows: subject.encode(rows)[1].sum(dim=1), shape)
-        else:
-            recordings = record(subject, *banks)
-            inputs = Inputs.of(banks, lambda rows: torch.ones(len(rows), dtype=torch.long), shape)
-        fit, calibration, *tests = recordings
-        return cls(shape, subject, fit, calibration, dict(zip(splits.test, tests, strict=True)), inputs, outputs)
+        """A live network's study. A small one is recorded, untrained as it may be: which inputs share a state, and so
+        need not be run twice, is a matter of its structure. A language model is not run."""
+        shape, banks = subject.shape(outputs), [splits.fit, splits.calibration, *splits.test.values()]
+        recordings = [unrecorded(subject, b) for b in banks] if shape.language else record(subject, *banks)
+        return cls._of(subject, shape, splits, recordings, Inputs.of(banks, subject.lengths, subject), outputs)
 
     @classmethod
     def of_shape(
@@ -99,12 +88,26 @@ class Scene:
         memory: int = MEMORY,
         beside: Mapping[str, Inputs] | None = None,
     ) -> Scene:
-        """Of a language model that is known by its shape alone."""
+        """The study of a language model that is known by its shape alone."""
         banks = [splits.fit, splits.calibration, *splits.test.values()]
         subject = Unloaded(shape, outputs, memory)
-        fit, calibration, *tests = (hollow(subject, b) for b in banks)
+        recordings = [unrecorded(subject, b) for b in banks]
+        return cls._of(subject, shape, splits, recordings, Inputs.of(banks, lengths, subject), outputs, beside)
+
+    @classmethod
+    def _of(
+        cls,
+        subject: Subject,
+        shape: Shape,
+        splits: Splits,
+        recordings: Sequence[BankRecording],
+        inputs: Inputs,
+        outputs: int,
+        beside: Mapping[str, Inputs] | None = None,
+    ) -> Scene:
+        fit, calibration, *tests = recordings
         named = dict(zip(splits.test, tests, strict=True))
-        return cls(shape, subject, fit, calibration, named, Inputs.of(banks, lengths, shape), outputs, beside or {})
+        return cls(shape, subject, fit, calibration, named, inputs, outputs, beside or {})
 
     @property
     def context(self) -> float:
@@ -124,7 +127,7 @@ class Scene:
         return self._classes[key]
 
 
-def words(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
+def approximate_tokens(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
     """About as many tokens as prompts have where their tokenizer is not at hand: words, signs and line breaks, after
     so many that most models want `first`."""
     return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
@@ -149,7 +152,7 @@ class _Made(Mapping[str, Tensor]):
         return len(self.widths)
 
 
-def hollow(subject: Subject, bank: Bank) -> BankRecording:
+def unrecorded(subject: Subject, bank: Bank) -> BankRecording:
     """A recording of the right shapes that nothing was run for: enough to lay out menus."""
     rows = torch.cat([bank.base, bank.source])
     code = row_codes(rows)
@@ -159,11 +162,11 @@ def hollow(subject: Subject, bank: Bank) -> BankRecording:
     return BankRecording(subject, store, base, source, bank)
 
 
-class Unloaded(Subject):
+class Unloaded(PromptSubject):
     """A language model whose weights are elsewhere: it has places and a budget, and cannot be run."""
 
     def __init__(self, shape: Shape, outputs: int, memory: int = MEMORY) -> None:
-        self.shape, self.outputs, self.memory = shape, outputs, memory
+        self._shape, self._outputs, self.memory = shape, outputs, memory
         self.places = shape.places
 
     @property
@@ -171,12 +174,16 @@ class Unloaded(Subject):
         return torch.device("cpu")
 
     @property
-    def response_bytes(self) -> int:
-        return 4 * (6 * self.shape.width + 2 * (self.outputs + 1))
+    def prompt_shape(self) -> Shape:
+        return self._shape
 
     @property
-    def responses_per_batch(self) -> int:
-        return max(1, min(1 << 14, self.memory // 4 // self.response_bytes))
+    def response_columns(self) -> int:
+        return self._outputs + 1
+
+    @property
+    def parameters(self) -> int:
+        return self._shape.weights
 
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> NoReturn:
         self._refuse()
@@ -191,4 +198,4 @@ class Unloaded(Subject):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise PlotError(f"{self.shape.name} is planned with, not loaded: it has no weights to run.")
+        raise PlotError(f"{self._shape.name} is planned with, not loaded: it has no weights to run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +18,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.signatures.pooling import Abstract, Moments, Pooled, Sums, deal, jackknife, pooled, subsample
 from plot_ot.signatures.readouts import Readout
 from plot_ot.sites import SiteFamily
-from plot_ot.subjects import BankRecording, Place
+from plot_ot.subjects import BankRecording, Place, Subject
 
 AGGREGATES = ("stack", "family_mean")
 NORMALISATIONS = ("none", "unit", "unit_family")
@@ -194,7 +195,7 @@ class Collection:
             return None
         features = readout.abstract(self.recording.bank.base_answer[:1], self._outputs).shape[-1]
         drawn: Tensor = torch.randn(count, features, self.spec.project, generator=generator)
-        return drawn / self.spec.project**0.5
+        return drawn / math.sqrt(self.spec.project)
 
     def _u(self, folds: Int[Tensor, " pairs"]) -> Float[Tensor, "m pairs p"]:
         """Abstract effects of every pair."""
@@ -267,7 +268,7 @@ def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: V
     weight, u = side.pool(distinct)
     gathered = [Gathered(distinct.once, p) for p in places]
     size = recording.subject.responses_per_batch
-    at_once = min(len(family) + 1, max(2, size // len(distinct.once)))
+    at_once = variants_at_once(recording.subject, len(family), len(distinct.once))
     cut = [some.tolist() for some in torch.arange(len(family)).split(at_once - 1)]
     edits = [(some, _one_by_one(family, some)) for some in cut]
     for fold, here in batches(_fold_of_class(side.folds, distinct), max(1, size // at_once)):
@@ -278,6 +279,11 @@ def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: V
         recorded = view.readout.neural(distinct.once.base_outputs[here])
         sums.noise += side.noise(view.seen(features[-1] - recorded, fold), weight[here])
     return sums
+
+
+def variants_at_once(subject: Subject, sites: int, classes: int) -> int:
+    """Variants of one batch of responses: a part of the sites, or all, and one that edits nothing."""
+    return min(sites + 1, max(2, subject.responses_per_batch // classes))
 
 
 def batches(folds: Int[Tensor, " classes"], size: int) -> Iterator[tuple[int, slice | Int[Tensor, " classes"]]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +24,7 @@ from torch import Tensor
 from plot_ot.edits import Distinct
 from plot_ot.edits.guards import within_memory
 from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.finite import refuse_non_finite
 from plot_ot.signatures.effects import Collection, Signatures, SignatureSpec, View, batches
 from plot_ot.signatures.pooling import Abstract, Sums
 from plot_ot.signatures.readouts import Readout
@@ -51,11 +53,12 @@ def jacobians(
     found = within_memory(recording.subject, run, 1, len(rows))[0]
     features, *slopes = found.split([1, *(p.width for p in ordered)], dim=2)
     for place, slope in zip(ordered, slopes, strict=True):
-        if not bool(torch.isfinite(slope).all()):
-            raise PlotError(
-                f"The outputs' derivative at {place.name} is NaN or infinite. Use float32, or exact signatures."
-            )
+        refuse_non_finite(slope, partial(_steep, place))
     return features[:, :, 0], {p.name: slope for p, slope in zip(ordered, slopes, strict=True)}
+
+
+def _steep(place: Place, _: Tensor) -> str:
+    return f"The outputs' derivative at {place.name} is NaN or infinite. Use float32, or exact signatures."
 
 
 def _jacobians(

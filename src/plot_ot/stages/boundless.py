@@ -31,10 +31,13 @@ from plot_ot.stages.descent import (
     descend,
     trained_frames,
 )
+from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
 
 INSIDE = ("place", "frame")
+NEIGHBOURS = 5
+"""Widths that a learned one is compared with, itself among them, at most."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,17 @@ class TrainBoundless:
                 }
                 handles[v] = replace(handle, chosen={**handle.chosen, **learned})
         return replace(state, handles=handles)
+
+    def forecast(self, ahead: Forecast) -> None:
+        """All prices and restarts of a place are one batch; the learned widths and their neighbours are scored."""
+        each = len(self.prices) * self.spec.restarts
+        for own in ahead.open.values():
+            for p, chance in own.items():
+                together = each * sum(p in other for other in ahead.open.values())
+                widest = min(self.widest or p.width, p.width)
+                ahead.train(p, each * chance, self.spec.epochs, self.spec.batch, together=together, rank=widest)
+                ahead.rotations += each * chance
+                ahead.add("calibration", p, ahead.scene.calibration, min(NEIGHBOURS, widest), each * chance)
 
     def _room(self, state: State, variable: str, place: Place) -> Frame | None:
         """The directions that rotations may mix; None is the whole place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import pairwise, product
 
 import torch
 
@@ -14,6 +15,7 @@ from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all, scored_frames, within_places
 from plot_ot.stages.das import Rotation, Training, train_all
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.forecast import AGREEING, Forecast
 from plot_ot.stages.problem import Problem, Stage, State
 from plot_ot.subjects import Place
 
@@ -43,6 +45,40 @@ class Calibrate:
                 found[v] = calibrate(problem.calibration, options, v, search, problem.readout)
         return replace(state, calibrations=found, handles={v: c.handle for v, c in found.items()})
 
+    def forecast(self, ahead: Forecast) -> None:
+        """The (K, λ) grid of every coupling, a variant resumed at the first place that its support touches.
+
+        Variants that are equally good may run once more for their losses: in the highest case all of them do.
+        """
+        strengths, ahead.variants = len(self.search.strengths), 0
+        for v, f in product(ahead.variables, ahead.families):
+            supports = [f.places]
+            if self.supports == "place" and len(f.places) > 1:
+                supports += [(p,) for p in f.places]
+            for places in supports:
+                sites = f.sites * len(places) // len(f.places)
+                sizes = sorted({min(k, max(1, sites)) for k in self.search.sizes})
+                ahead.variants += f.chance[v] * f.couplings * len(sizes) * strengths
+                again = {"smallest": 0.0, "surest": 1 / len(sizes), "loss": 1.0}[self.search.ties]
+                again *= ahead.case == "highest"
+                _forecast_grid(ahead, places, sizes, strengths, f.chance[v] * f.couplings * (1 + again))
+
+
+def _forecast_grid(
+    ahead: Forecast, places: Sequence[Place], sizes: Sequence[int], strengths: int, times: float
+) -> None:
+    """Top-K supports over some places: the chance that they begin at each, were the sites anywhere."""
+    bank = ahead.scene.calibration
+    if len(places) == 1:
+        ahead.add("calibration", places[0], bank, len(sizes) * strengths, times)
+        return
+    extreme = {ahead.by_price(places)[0]: 1.0}
+    for k in sizes:
+        later = pairwise(((len(places) - n) / len(places)) ** k for n in range(len(places) + 1))
+        anywhere = {p: this - beyond for p, (this, beyond) in zip(places, later, strict=True)}
+        for p, chance in (anywhere if ahead.case == "expected" else extreme).items():
+            ahead.add("calibration", p, bank, strengths, times * chance)
+
 
 @dataclass(frozen=True)
 class SelectTokens:
@@ -64,6 +100,12 @@ class SelectTokens:
             kept = {p for j in tops for p in found[0].family.sites[j].places}
             places[v] = tuple(p for p in state.places[v] if p in kept)
         return replace(state, places=places)
+
+    def forecast(self, ahead: Forecast) -> None:
+        places = ahead.scene.shape.places
+        there = len({p.token for p in places})
+        kept = {"lowest": self.keep, "expected": self.keep * AGREEING, "highest": there}[ahead.case]
+        ahead.narrow(min(there, kept) * len(places) / there)
 
 
 @dataclass(frozen=True)
@@ -96,6 +138,14 @@ class Best:
             candidates=candidates if fitted else state.candidates,
             signatures=tuple(x for end in fitted for x in end.signatures) or state.signatures,
         )
+
+    def forecast(self, ahead: Forecast) -> None:
+        before = {v: dict(own) for v, own in ahead.open.items()}
+        for way in self.ways:
+            ahead.open = {v: dict(own) for v, own in before.items()}
+            ahead.walk(way)
+        ahead.open = before
+        ahead.narrow(1)
 
     def _best(self, ends: Sequence[tuple[Handle, State]]) -> State:
         scores = [round(float(handle.chosen["calibration_score"]), 9) for handle, _ in ends]
@@ -141,6 +191,15 @@ class SelectPlaces:
             }
             handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, how)
         return replace(state, places=places, handles=handles, patched=patched)
+
+    def forecast(self, ahead: Forecast) -> None:
+        """Each proposed place is tried as a full patch."""
+        most = max((f.couplings for f in ahead.families), default=1)
+        agreeing = {"lowest": 1, "expected": min(most, AGREEING), "highest": most}[ahead.case]
+        for own in ahead.open.values():
+            for p, chance in ahead.some(own, min(sum(own.values()), self.shortlist * agreeing)).items():
+                ahead.add("calibration", p, ahead.scene.calibration, 1, chance)
+        ahead.narrow(self.keep)
 
     def _proposed(self, state: State, variable: str) -> list[list[Place]]:
         """The shortlist of every coupling."""
@@ -233,6 +292,26 @@ class TrainDas:
         with problem.clock.part("calibration"):
             handles = {v: best_rotation(problem, [r for r in rotations if r.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
+
+    def forecast(self, ahead: Forecast) -> None:
+        """Every rotation trains by itself in a large network, many at once in a small one; each is then scored."""
+        places, spec = ahead.scene.shape.places, self.spec
+        epochs = ahead.epochs_of(spec.least, spec.most)
+        for n, p in enumerate(places):
+            chance = sum(own.get(p, 0.0) for own in ahead.open.values())
+            if (len(places) - 1 - n) % self.every or not chance:
+                continue
+            if isinstance(self.dimensions, Hint):
+                sizes = self.dimensions.sizes(p.width // 4, p.width - 1)  # how many there are, not which
+            else:
+                sizes = sorted({min(k, p.width) for k in self.dimensions or range(1, p.width + 1)})
+            trained = [k for k in sizes if k < p.width or spec.optimiser == "oblique"]
+            ahead.rotations += chance * len(sizes)
+            jobs = round(len(trained) * spec.restarts * (1.0 if ahead.apart else max(1.0, chance)))
+            together = min(ahead.jobs_at_once(spec.batch), max(1, jobs))
+            for k in trained:
+                ahead.train(p, chance * spec.restarts, epochs, spec.batch, together=together, rank=k)
+            ahead.add("calibration", p, ahead.scene.calibration, 1, chance * len(sizes) * spec.restarts)
 
     def _sizes(self, state: State, variable: str, room: int) -> tuple[int, ...]:
         if isinstance(self.dimensions, Hint):

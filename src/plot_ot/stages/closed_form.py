@@ -25,6 +25,7 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
 from plot_ot.stages.calibrate import pair_weights, scored_frames
+from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
 
@@ -67,6 +68,13 @@ class ClosedForm:
             }
             handles[v] = handle_from_edits(v, best.edits(self.strengths), k, problem.subject, chosen)
         return replace(state, handles=handles)
+
+    def forecast(self, ahead: Forecast) -> None:
+        for v, own in ahead.open.items():
+            rules = len({cell_variables(ahead.scene.fit, v, rule) for rule in RULES})
+            for p, chance in own.items():
+                forms = sum(k < p.width for k in self.sizes) + 2 * rules * len(self.ridges)
+                ahead.add("calibration", p, ahead.scene.calibration, forms * len(self.strengths), chance)
 
     def candidates(self, fit: BankRecording, place: Place, variable: str) -> list[Form]:
         """Every closed form at a place, by rule for the cells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, islice, product
 
@@ -20,9 +20,11 @@ from plot_ot.engine import Unit, run, shards
 from plot_ot.errors import CouplingWarning, PlotError, unknown
 from plot_ot.signatures import Readout, Signatures, SignatureSpec
 from plot_ot.signatures import measure_signatures as exact_signatures
+from plot_ot.signatures.effects import variants_at_once
 from plot_ot.signatures.jacobian import jacobian_signatures
 from plot_ot.sites import Menu, SiteFamily, neurons, tokens, whole_places
 from plot_ot.stages.calibrate import pair_weights, scored
+from plot_ot.stages.forecast import Coupled, Forecast
 from plot_ot.stages.prefilter import Prefilter
 from plot_ot.stages.problem import Candidate, Problem, State
 from plot_ot.subjects import BankRecording, Place
@@ -85,6 +87,26 @@ class Localize:
         warn_of_degeneracies(fitted)
         return replace(state, signatures=tuple(all_found), candidates=candidates)
 
+    def forecast(self, ahead: Forecast) -> None:
+        bank, chances = ahead.scene.fit.bank, ahead.either()
+        grid = len(self.transport.grid)
+        if self.spec.hierarchical:
+            seen = [bank.families[f] for f in bank.family.unique().tolist()]
+            grid *= 1 + len(weightings(bank.families, seen, self.steps))
+        ahead.families, ahead.sites = [], 0
+        for menu in self.menus:
+            found = ahead.menu_sizes(menu, list(chances))
+            total = round(sum(n * chances[p] for p, n in found))
+            ahead.sites += total
+            forecast_signatures(ahead, self.signatures, found, chances, total)
+            if self.coupling == "place":
+                ahead.families += [
+                    Coupled((p,), n, grid, {v: own.get(p, 0.0) for v, own in ahead.open.items()}) for p, n in found
+                ]
+            else:
+                places = tuple(p for p, _ in found)
+                ahead.families.append(Coupled(places, total, grid, dict.fromkeys(ahead.open, 1.0)))
+
     def _measure(self, problem: Problem, family: SiteFamily, mask: Bool[ndarray, "m n"] | None) -> Signatures:
         fit, readout = problem.fit, problem.readout
         if isinstance(self.signatures, Prefilter):
@@ -135,6 +157,43 @@ class LocalizeTokens:
         warn_of_degeneracies(couplings)
         candidates = tuple(Candidate(nearest.family, c) for c in couplings)
         return replace(state, signatures=(nearest,), candidates=dict.fromkeys(problem.variables, candidates))
+
+    def forecast(self, ahead: Forecast) -> None:
+        chances = ahead.either()
+        by_token: dict[str, list[Place]] = {}
+        for p in chances:
+            by_token.setdefault(p.token, []).append(p)
+        tried = [(p, 1) for at in by_token.values() for p in dict.fromkeys(_spread_out(at, self.depth))]
+        forecast_signatures(ahead, "exact", tried, chances, len(tried))
+        ahead.sites = len(by_token)
+        everywhere = dict.fromkeys(ahead.open, 1.0)
+        ahead.families = [Coupled(tuple(chances), len(by_token), len(self.transport.grid), everywhere)]
+
+
+def forecast_signatures(
+    ahead: Forecast,
+    how: str | Prefilter,
+    found: Sequence[tuple[Place, int]],
+    chances: Mapping[Place, float],
+    total: int,
+) -> None:
+    """Responses of every site and of an unedited variant, or derivatives, or both; `found` are the sites by place."""
+    fit, m, share = ahead.scene.fit, len(ahead.variables), 1.0
+    if isinstance(how, Prefilter) and total > how.few:
+        share = how.budget if not isinstance(how.budget, int) else how.budget / (total * len(fit))
+    if how == "jacobian" or share < 1:
+        first = found[0][0]
+        times = len(fit.base_rows.unique()) / ahead.scene.classes(
+            fit, [first]
+        )  # derivatives serve all of a base's pairs
+        ahead.add("signatures", first, fit, 1, times, backward=ahead.scene.outputs, sent=8.0 * (m + 1) * total)
+        if how == "jacobian":
+            return
+    for p, n in found:
+        verified = max(1, round(share * n))
+        at_once = variants_at_once(ahead.scene.subject, verified, ahead.scene.classes(fit, [p]))
+        unedited = math.ceil(verified / (at_once - 1))
+        ahead.add("signatures", p, fit, verified + unedited, chances[p], sent=8.0 * (m + 1) * verified)
 
 
 def warn_of_degeneracies(couplings: Sequence[Coupling]) -> None:
@@ -200,6 +259,19 @@ class ScoreSites:
             scores = self.scores(problem, family)
         coupling = from_scores(problem.variables, [s.name for s in family.sites], scores, self.kind)
         return replace(state, candidates={v: (Candidate(family, coupling),) for v in problem.variables})
+
+    def forecast(self, ahead: Forecast) -> None:
+        scene, chances = ahead.scene, ahead.either()
+        found = ahead.menu_sizes(self.menu, list(chances))
+        ahead.sites = round(sum(n * chances[p] for p, n in found))
+        for k, (p, n) in enumerate(found):
+            if self.kind == "brute-force":  # the unedited variant is resumed at the first place
+                ahead.add("calibration", p, scene.calibration, n + (k == 0), chances[p] * len(ahead.variables))
+            elif self.kind == "attribution":
+                ahead.add("calibration", p, scene.fit, 1, chances[p] * len(ahead.variables), backward=1)
+        if self.kind not in ("brute-force", "attribution", "random"):
+            ahead.not_counted.append(f"{type(self).__name__} by '{self.kind}'")
+        ahead.families = [Coupled(tuple(p for p, _ in found), ahead.sites, 1, dict.fromkeys(ahead.open, 1.0))]
 
 
 def brute_force(problem: Problem, family: SiteFamily) -> Float[ndarray, "m n"]:

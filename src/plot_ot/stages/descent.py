@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from plot_ot.edits import Distinct, EditBatch, Frame, Gathered, resume_edited
-from plot_ot.errors import PlotError, unknown
+from plot_ot.errors import unknown
+from plot_ot.finite import refuse_non_finite
 from plot_ot.signatures import Readout
 from plot_ot.subjects import BankRecording, Place
 
@@ -93,7 +95,7 @@ def descend(
             batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = readout.loss(outputs, labels[active][:, pairs]).mean(dim=1)
-            _refuse_non_finite(losses.detach(), variants, active, epoch)
+            refuse_non_finite(losses.detach(), partial(_diverged, variants, active, epoch))
             penalty = variants.penalty(active)
             (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()
             variants.step(active, epoch / spec.most)
@@ -111,11 +113,9 @@ def descend(
     return final, epochs
 
 
-def _refuse_non_finite(losses: Float[Tensor, " active"], variants: Variants, active: Tensor, epoch: int) -> None:
-    bad = (~torch.isfinite(losses)).nonzero().squeeze(1).tolist()
-    if bad:
-        who = variants.describe(int(active[bad[0]]))
-        raise PlotError(f"{who} has a loss of NaN or infinity in epoch {epoch}. Lower the rate.")
+def _diverged(variants: Variants, active: Tensor, epoch: int, bad: Bool[Tensor, " active"]) -> str:
+    who = variants.describe(int(active[bad][0]))
+    return f"{who} has a loss of NaN or infinity in epoch {epoch}. Lower the rate."
 
 
 def continued(state: Tensor) -> torch.Generator:

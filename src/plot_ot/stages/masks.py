@@ -23,6 +23,7 @@ from plot_ot.signatures import Readout
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.descent import Adam, DasSpec, annealed, continued, descend
+from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
 
@@ -94,6 +95,16 @@ class TrainMask:
         with problem.clock.part("calibration"):
             handles = {v: best_mask(problem, [m for m in masks if m.variable == v]) for v in problem.variables}
         return replace(state, handles=handles)
+
+    def forecast(self, ahead: Forecast) -> None:
+        """Masks over several places are resumed at the first of them; each is then scored."""
+        each = len(self.sparsities) * self.spec.restarts
+        for own in ahead.open.values():
+            first = {min(own, key=ahead.scene.shape.places.index): 1.0} if self.over == "all" else own
+            for p, chance in first.items():
+                together = each * sum(p in other for other in ahead.open.values())
+                ahead.train(p, each * chance, self.spec.epochs, self.spec.batch, together=together)
+                ahead.add("calibration", p, ahead.scene.calibration, each, chance)
 
     def _groups(self, problem: Problem, state: State) -> dict[tuple[Place, ...], list[str]]:
         """Places that one mask spans, and the variables they are open to."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from plot_ot.handles import Handle
 from plot_ot.signatures import Readout, Signatures
 from plot_ot.sites import SiteFamily
+from plot_ot.stages.forecast import Forecast
 from plot_ot.subjects import BankRecording, Place, Subject
 from plot_ot.transport import Coupling
 
@@ -102,4 +103,8 @@ class Stage(Protocol):
 
     def __call__(self, problem: Problem, state: State) -> State:
         """From what is known to what is found."""
+        ...
+
+    def forecast(self, ahead: Forecast) -> None:
+        """Tell what this stage will compute, and what the stages after it will find (`stages.forecast`)."""
         ...

@@ -6,7 +6,8 @@ from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.subjects.gru import GRUNet, GRUSubject
 from plot_ot.subjects.mlp import MLPSubject
 from plot_ot.subjects.module import ModuleSubject
-from plot_ot.subjects.protocol import BankRecording, Place, Recording, Store, Subject, record, record_pairs
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import BankRecording, Recording, Store, Subject, record, record_pairs
 from plot_ot.subjects.sequential import SequentialSubject
 
 __all__ = [

@@ -17,7 +17,8 @@ from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject
 
 MOST_VALUES = 256
 """A variable with more values than this is not encoded."""

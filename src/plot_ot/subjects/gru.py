@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
+from plot_ot.subjects.shape import Shape
 
 
 class GRUNet(nn.Module):
@@ -71,6 +73,11 @@ class GRUSubject(Subject):
 
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
         return self.record_in_chunks(inputs, self._recorded)
+
+    def shape(self, outputs: int) -> Shape:
+        after, gates = tuple(range(self.steps - 1, -1, -1)), 3 * self.net.cell.hidden_size
+        name, weights = type(self).__name__, self.parameters
+        return Shape.small(name, self.places, after, self.steps, weights, outputs, shared=True, inner=gates)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]

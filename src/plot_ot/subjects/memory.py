@@ -1,4 +1,4 @@
-"""Room in memory: work that does not fit is halved, and what did not fit once is not tried again."""
+"""Limits of memory: work that does not fit is halved, and what did not fit once is not tried again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
-class NoRoom(PlotError):
+class OutOfMemory(PlotError):
     """Not even the smallest piece of work fits into memory."""
 
     @classmethod
-    def for_one(cls, what: str, e: BaseException) -> NoRoom:
+    def for_one(cls, what: str, e: BaseException) -> OutOfMemory:
         """Not even one input, response, ..., as that error says."""
         return cls(
             f"Not even one {what} fits into memory ({_said(e)}). Free some, take a smaller network or type, or another "
@@ -30,7 +30,7 @@ class NoRoom(PlotError):
         )
 
 
-class Room:
+class MemoryLimits:
     """How much of a subject's work fits at once, as far as running out of memory has shown.
 
     A subject and its copies share one; where it is sent to another process, it starts anew.
@@ -41,8 +41,8 @@ class Room:
         """What was cut smaller because memory ran out, in words."""
         self._most: dict[str, int] = {}
 
-    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
-        return Room, ()
+    def __reduce__(self) -> tuple[type[MemoryLimits], tuple[()]]:
+        return MemoryLimits, ()
 
     def attempt(self, run: Callable[[], T], size: int, what: str) -> T | None:
         """What `run` gives, which works on so many inputs or responses; None where they have to be halved."""
@@ -54,7 +54,7 @@ class Room:
             if not is_out_of_memory(e):
                 raise
             if size <= 1:
-                raise NoRoom.for_one(what, e) from e
+                raise OutOfMemory.for_one(what, e) from e
             said = _said(e)
         clear()
         self._most[what] = size // 2
@@ -89,19 +89,15 @@ def is_out_of_memory(e: BaseException) -> bool:
     return isinstance(e, RuntimeError) and any(words in str(e).lower() for words in _WORDS)
 
 
-_LEAST_PIECE, _MOST_PIECE = 1 << 16, 32 << 20
-"""Smaller pieces are not worth asking the system for; larger ones glibc never keeps."""
-_TRIM, _MMAP = -1, -3
-"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
+SPARE = 256 << 20
+"""Budgets of fewer bytes feel what the C library keeps: glibc learns to keep up to 64 MB, and holes besides."""
 
 
 def give_back(memory: int) -> None:
-    """Let the C library keep little of what is freed, by the measure of a budget.
+    """Ask the C library to return what is free in its heap, where a budget of so many bytes would feel it.
 
-    By itself glibc learns to keep up to 64 MB, and holes in its heap besides: small budgets would not be kept.
+    It is asked this once: nothing about how this process allocates is set.
     """
-    piece = min(_MOST_PIECE, max(_LEAST_PIECE, memory // 256))
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such settings
-        setting = ctypes.CDLL(None).mallopt
-        setting(_MMAP, piece)
-        setting(_TRIM, 2 * piece)
+    if memory < SPARE:
+        with contextlib.suppress(OSError, AttributeError):  # other C libraries have nothing of the kind
+            ctypes.CDLL(None).malloc_trim(0)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.module import ModuleSubject
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject
+from plot_ot.subjects.shape import Shape
 
 
 class MLPSubject(ModuleSubject):
@@ -34,6 +36,11 @@ class MLPSubject(ModuleSubject):
         self.net = net
         self._layers = list(net)
         self._index = {p.name: k for p, k in zip(self.places, at, strict=True)}
+
+    def shape(self, outputs: int) -> Shape:
+        n = len(self.places)
+        after = tuple(range(n, 0, -1))
+        return Shape.small(type(self).__name__, self.places, after, n + 1, self.parameters, outputs)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
 
 Position = int | tuple[int, ...] | Callable[[Tensor], "Int[Tensor, ' rows']"] | None
 """Where in a module's output a place is; see `ModuleSubject`."""

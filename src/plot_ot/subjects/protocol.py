@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,32 +19,16 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.memory import Room
+from plot_ot.finite import refuse_non_finite
+from plot_ot.subjects.memory import MemoryLimits
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.shape import Shape
 
 PairIndex = slice | Int[Tensor, " chosen"]
 """Some of a recording's pairs."""
 Rewrite = Callable[[Float[Tensor, "variants pairs d"]], Float[Tensor, "variants pairs d"]]
 """What happens to the current activation at a later place."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A named activation vector; a subject lists its places in forward order."""
-
-    name: str
-    width: int
-    layer: int
-    position: int | None = None
-    """Index of the token or timestep, where the activation has one."""
-
-    @property
-    def token(self) -> str:
-        """The name of the token it is at: what follows the @ in its name, else its index, else the last token's."""
-        _, at, token = self.name.rpartition("@")
-        if at:
-            return token
-        return "last token" if self.position in (None, -1) else f"token {self.position}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +38,15 @@ class Store:
     inputs: Tensor
     activations: Mapping[str, Float[Tensor, "inputs d"]]
     outputs: Float[Tensor, "inputs ..."]
+
+    @property
+    def prefixes(self) -> Sequence[Any]:
+        """What resuming needs besides and only its recorder has, such as keys and values; most need nothing."""
+        return ()
+
+    def with_prefixes(self, prefixes: Sequence[Any]) -> Store:
+        """The store with what resuming needs to be had from elsewhere, where it needs anything."""
+        return self
 
 
 class Share(NamedTuple):
@@ -152,16 +146,75 @@ class Subject(ABC):
         return max(1, budget // self.response_bytes)
 
     @cached_property
-    def room(self) -> Room:
+    def limits(self) -> MemoryLimits:
         """What running out of memory has shown about this subject; a copy of it shares it."""
-        return Room()
+        return MemoryLimits()
 
     def record_in_chunks(self, inputs: Tensor, run: Callable[[Tensor], Store]) -> Store:
         """`run` over all inputs, as many at a time as one batch holds, or fewer where these do not fit into memory."""
         chunks = inputs.split(self.responses_per_batch)
-        pieces = [piece for chunk in chunks for piece in self.room.pieces(run, chunk)]
+        pieces = [piece for chunk in chunks for piece in self.limits.pieces(run, chunk)]
         activations = {p.name: torch.cat([piece.activations[p.name] for piece in pieces]) for p in self.places}
         return Store(inputs, activations, torch.cat([piece.outputs for piece in pieces]))
+
+    # -- what it costs: the engine cuts its work by these numbers, and the planner predicts it by them -------------
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the weights are, tied ones counted once."""
+        return max(1, sum(t.numel() for t in self.weights().values()))
+
+    def shape(self, outputs: int) -> Shape:
+        """What a response costs after each place, with so many outputs; by default it is always a whole pass."""
+        n = len(self.places)
+        return Shape.small(type(self).__name__, self.places, (n,) * n, n, self.parameters, outputs)
+
+    def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
+        """How many tokens each input has; one where inputs are not text."""
+        return torch.ones(len(inputs), dtype=torch.long)
+
+    def recorded_at_once(self, device: str) -> int:
+        """Tokens of one recorded batch on a device of this type."""
+        return self.responses_per_batch
+
+    def resumed_at_once(self, device: str) -> int:
+        """Tokens that are resumed together on a device of this type."""
+        return self.responses_per_batch
+
+    def pairs_at_once(self, prefix_bytes: float) -> float:
+        """Pairs of a resumed batch, each of which needs so many bytes of keys and values; without end for none."""
+        return math.inf
+
+    def recomputes(self, graph_bytes: float) -> bool:
+        """Whether a graph of so many bytes is thrown away and computed again on the way back."""
+        return False
+
+    @property
+    def vectors_in_memory(self) -> int | None:
+        """Bytes of recorded vectors that are held in memory, where more go to a file; None where all are held."""
+        return None
+
+    def keys_in_memory(self, beside: float) -> float:
+        """Bytes of keys and values that are held in memory beside so many of vectors, where more go to a file."""
+        return math.inf
+
+    # -- recording in parts: subjects that keep more of their inputs than vectors override these --------------------
+
+    recorder_resumes: bool = False
+    """Whether resuming an input needs what only its recorder has (`Store.prefixes`)."""
+    reading: str | None = None
+    """The name of the read-out, of subjects that have several."""
+
+    def record_part(self, inputs: Tensor, bases: Int[Tensor, " bases"], share: Share) -> Store:
+        """`record` for inputs that are a part of all that will be recorded together."""
+        return self.record(inputs, bases)
+
+    def forget(self) -> None:  # noqa: B027 (most subjects keep nothing)
+        """Let go of what was kept while parts were recorded: all of them are."""
+
+    def read_as(self, reading: str | None) -> Subject:
+        """The same subject with the read-out of that name."""
+        return self
 
     def structure(self) -> str:
         """What else makes this network what it is: networks of the same weights may compute different things."""
@@ -241,7 +294,7 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
     is_base = torch.cat([torch.arange(2 * len(base)) < len(base) for base, _ in pairs])
     in_order = list(dict.fromkeys(rows.cpu()[is_base].tolist()))  # each once, where it is first used
     store = subject.record(distinct, torch.tensor(in_order))
-    _refuse_non_finite(store)
+    require_finite(store)
     recordings, at = [], 0
     rows = rows.to(subject.device)
     for base, _ in pairs:
@@ -260,15 +313,19 @@ def _distinct(rows: Tensor) -> tuple[Tensor, Int[Tensor, " rows"]]:
     return found[order.to(rows.device)], rank.to(rows.device)[code]
 
 
-def _refuse_non_finite(store: Store) -> None:
+def require_finite(store: Store) -> None:
+    """Refuse a recording with NaN or infinity, and say at which place, for which input."""
     for name, activation in chain(store.activations.items(), [("the output", store.outputs)]):  # one place at a time
-        bad = ~torch.isfinite(activation).flatten(1).all(dim=1)
-        if bad.any():
-            row = int(bad.nonzero()[0])
-            raise PlotError(
-                f"The network gives NaN or infinity at {name} for input {store.inputs[row].tolist()} "
-                f"({int(bad.sum())} of {len(bad)} inputs). Check the weights and the input encoding."
+
+        def message(bad: Tensor, name: str = name) -> str:
+            rows = bad.flatten(1).any(dim=1)
+            first = store.inputs[int(rows.nonzero()[0])].tolist()
+            return (
+                f"The network gives NaN or infinity at {name} for input {first} "
+                f"({int(rows.sum())} of {len(rows)} inputs). Check the weights and the input encoding."
             )
+
+        refuse_non_finite(activation, message)
 
 
 @contextlib.contextmanager

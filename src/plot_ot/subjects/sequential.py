@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects.module import ModuleSubject
-from plot_ot.subjects.protocol import Place, Rewrite, Store, Subject, frozen
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
+from plot_ot.subjects.shape import Shape
 
 
 class SequentialSubject(ModuleSubject):
@@ -41,6 +43,11 @@ class SequentialSubject(ModuleSubject):
         super().__init__(net, paths, example, encode=encode, output=output)
         self._later = {name: list(net)[children.index(path) + 1 :] for name, path in paths.items()}
         self._shapes = self._shapes_at(example)
+
+    def shape(self, outputs: int) -> Shape:
+        after = tuple(len(self._later[p.name]) for p in self.places)
+        blocks = len(list(self.module.children()))
+        return Shape.small(type(self).__name__, self.places, after, blocks, self.parameters, outputs)
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]

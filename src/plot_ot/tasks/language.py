@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Bool
@@ -54,9 +55,22 @@ HINTS = ("paper", "practice")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@lru_cache(maxsize=2)
+_loaded: WeakValueDictionary[tuple[str | None, ...], LanguageModel] = WeakValueDictionary()
+"""Models that some task holds: the next task that names one shares it, and it goes with the last of them."""
+
+
 def load(model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None) -> LanguageModel:
-    """A model by name, tiny or not; kept for the next seed."""
+    """A model by name, tiny or not; shared with other tasks while one of them holds it."""
+    key = model, adapter, dtype, device, revision
+    found = _loaded.get(key)
+    if found is None:
+        found = _loaded[key] = _load(*key)
+    return found
+
+
+def _load(
+    model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None
+) -> LanguageModel:
     if model == "tiny" or model in TINY:
         if adapter:
             raise PlotError(f"'{model}' takes no adapter; found '{adapter}'.")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.offload import working_device
-from plot_ot.subjects.memory import NoRoom, is_out_of_memory
+from plot_ot.subjects.memory import OutOfMemory, is_out_of_memory
 from plot_ot.subjects.protocol import frozen
 
 KINDS = ("head_output", "attention_output", "mlp_output", "block_output")
@@ -308,7 +308,7 @@ def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> De
             logits = model(input_ids=ids, use_cache=False).logits
     except Exception as e:
         if is_out_of_memory(e):
-            raise NoRoom.for_one("input", e) from e
+            raise OutOfMemory.for_one("input", e) from e
         raise _strange(name, f"it does not run on token ids alone ({type(e).__name__}: {e})") from e
     finally:
         for hook in hooks:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects.decoder.architecture import KINDS, Decoder
-from plot_ot.subjects.protocol import Place, Rewrite
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite
 
 LAST = ""
 """The name of the last token among positions."""

@@ -7,7 +7,7 @@ be put together from older ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +31,7 @@ class DecoderStore(Store):
     """How far from the end each named position is."""
     final: Float[Tensor, "inputs d"]
     """The last token's residual after the last block: every read-out follows from it."""
-    caches: tuple[PrefixCache, ...]
+    caches: Sequence[PrefixCache]
     """What resuming the bases needs."""
     part: Int[Tensor, " inputs"]
     """In which cache a base is, -1 for prompts that are no bases."""
@@ -39,6 +39,13 @@ class DecoderStore(Store):
     """Where in that cache."""
     readings: dict[str, Float[Tensor, "inputs c"]] = field(default_factory=dict)
     """Outputs by the name of the read-out, for those asked for so far."""
+
+    @property
+    def prefixes(self) -> Sequence[PrefixCache]:
+        return self.caches
+
+    def with_prefixes(self, prefixes: Sequence[PrefixCache]) -> DecoderStore:
+        return replace(self, caches=prefixes)
 
     @property
     def cache_bytes(self) -> int:

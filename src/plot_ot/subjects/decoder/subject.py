@@ -7,6 +7,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,27 +21,23 @@ from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_s
 from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder.offload import ModelWeights
 from plot_ot.subjects.decoder.passes import SpotEdit, batches, in_parts, resumed_pass, whole_pass
+from plot_ot.subjects.decoder.sizes import PromptSubject
 from plot_ot.subjects.decoder.store import DecoderStore, Remembered, joined, ours
 from plot_ot.subjects.decoder.trial import check_resumed, refuse_unresumable
 from plot_ot.subjects.decoder.vectors import Spilled, Vectors
 from plot_ot.subjects.memory import give_back
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held, opened
-from plot_ot.subjects.protocol import Place, Rewrite, Share, Store, Subject, frozen
+from plot_ot.subjects.places import Place
+from plot_ot.subjects.protocol import Rewrite, Share, Store, frozen
+from plot_ot.subjects.shape import Shape
 
 Encode = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]]
 """Input rows to token ids and attention mask, padded on the left."""
 
-RECORDED_AT_ONCE = {"cpu": 1 << 10}
-"""Tokens of one recorded batch, on devices where more are not faster."""
-RESUMED_AT_ONCE = {"cpu": 1 << 9}
-"""Tokens that are resumed together, on devices where more are not faster."""
-
 WHOLE = Share()
-LEAST_AT_ONCE = 256
-"""Tokens that run together however little memory there is: with fewer, reading the weights is what takes time."""
 
 
-class DecoderSubject(Subject):
+class DecoderSubject(PromptSubject):
     """A Hugging Face causal language model, by default looked at through the last token's residual after each block.
 
     `encode` turns the bank's input rows into token ids and attention mask [rows, tokens], padded on the left.
@@ -57,6 +54,8 @@ class DecoderSubject(Subject):
     `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
     not fit, and recorded vectors that would take more than a quarter of it, go to temporary files.
     """
+
+    reading: str
 
     def __init__(
         self,
@@ -89,7 +88,6 @@ class DecoderSubject(Subject):
         self._checked = False
         self._remembered = Remembered()
         self._remembered_state: tuple[int, ...] = ()
-        self._at_once = max(LEAST_AT_ONCE, memory // 4 // self._token_bytes())
         refuse_unresumable(self)
 
     def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
@@ -100,7 +98,7 @@ class DecoderSubject(Subject):
         if rest and vocabulary:
             raise PlotError("Watch the rest or the whole vocabulary, not both.")
         other = copy.copy(self)
-        other.room = self.room
+        other.limits = self.limits
         other.reading = "vocabulary" if vocabulary else "rest" if rest else "answers"
         return other
 
@@ -127,30 +125,43 @@ class DecoderSubject(Subject):
         """Changes with the weights."""
         return tuple(x for p in self._parameters for x in (p.data_ptr(), p._version))
 
-    @property
-    def response_bytes(self) -> int:
-        # the edited activation and what makes it, the residual on its way, the outputs
-        columns = self.decoder.vocabulary if self.reading == "vocabulary" else len(self.answers) + 1
-        return 4 * (6 * self.decoder.width * (self.tokens or 1) + 2 * columns)
+    @cached_property
+    def prompt_shape(self) -> Shape:
+        d = self.decoder
+        return Shape.of_decoder(type(d.model).__name__, d.model, d.blocks, d.model.config, d.dtype.itemsize)
+
+    def shape(self, outputs: int) -> Shape:
+        after = tuple(self._blocks_after(spot) for spot in self._spots.values())
+        return replace(self.prompt_shape, places=self.places, after=after)
+
+    def _blocks_after(self, spot: Spot) -> int:
+        return len(self.decoder.blocks) - spot.enters
 
     @property
-    def responses_per_batch(self) -> int:
-        return max(1, min(1 << 14, self.memory // 4 // self.response_bytes))
+    def response_columns(self) -> int:
+        return self.decoder.vocabulary if self.reading == "vocabulary" else len(self.answers) + 1
 
-    def cache_bytes(self, rows: int, tokens: int) -> int:
-        """Bytes of keys and values of so many base prompts of so many tokens."""
-        config = self.decoder.trunk.config.get_text_config()  # type: ignore[union-attr, operator]
-        groups = getattr(config, "num_key_value_heads", None) or self.decoder.heads
-        width = getattr(config, "head_dim", None) or self.decoder.width // self.decoder.heads
-        size = torch.empty((), dtype=self.decoder.dtype).element_size()
-        return int(rows * (tokens - 1) * len(self.decoder.blocks) * groups * 2 * width * size)
+    @property
+    def edited_tokens(self) -> int:
+        return self.tokens or 1
+
+    def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
+        return self._encoded(inputs)[1].sum(dim=1)
+
+    def read_as(self, reading: str | None) -> DecoderSubject:
+        if reading == self.reading:
+            return self
+        return self.watching(rest=reading == "rest", vocabulary=reading == "vocabulary")
+
+    def record_part(self, inputs: Tensor, bases: Int[Tensor, " bases"], share: Share) -> DecoderStore:
+        return self.record(inputs, bases, share=share)
 
     def outputs_of(self, store: Store) -> Tensor:
         store = ours(store)
         if self.reading not in store.readings:
             with torch.no_grad(), self._held():
                 final = store.final.split(min(1 << 10, self.responses_per_batch))
-                read = [piece for h in final for piece in self.room.pieces(self._read, h, "read-out")]
+                read = [piece for h in final for piece in self.limits.pieces(self._read, h, "read-out")]
                 store.readings[self.reading] = torch.cat(read)
         return store.readings[self.reading]
 
@@ -168,8 +179,6 @@ class DecoderSubject(Subject):
         recordings that follow, up to the first without `remember`. Inputs that are a `share` of those recorded together
         keep to their part of the memory; who has recorded all of them says `forget`.
         """
-        if self.device.type == "cpu":
-            give_back(self.memory)
         bases = torch.arange(len(inputs)) if bases is None else bases.cpu()
         if self._remembered_state != (state := self._state()):
             self._remembered.forget()
@@ -207,10 +216,10 @@ class DecoderSubject(Subject):
         entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
         widths = {name: spot.place.width for name, spot in self._spots.items()}
         vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
-        spilled = vectors > self.memory * share.inputs / 4
+        spilled = vectors > self.vectors_in_memory * share.inputs
         # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
         beside = (last + (0 if spilled else vectors)) / share.inputs + self._remembered.bytes
-        limit = int(share.bases * (self.memory * 3 / 4 - beside))
+        limit = int(share.bases * self.keys_in_memory(beside))
         cache = PrefixCache(bases, lengths, len(self.decoder.blocks), limit, tail, entries)
         kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
         final = torch.empty(len(ids), self.decoder.width, device=device)
@@ -236,24 +245,24 @@ class DecoderSubject(Subject):
             return here, h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
 
         with torch.no_grad(), frozen(self.decoder.model):
-            for batch in batches(lengths, min(RECORDED_AT_ONCE.get(device.type, 1 << 14), self._at_once)):
-                for here, h, token in self.room.pieces(run, batch):
+            for batch in batches(lengths, self.recorded_at_once(device.type)):
+                for here, h, token in self.limits.pieces(run, batch):
                     final[here], top[here] = h, token
+                self._give_back()
         cache.finish()
         part = torch.where(cache.slots < 0, -1, 0)
         store = DecoderStore(inputs, kept, final, top, lengths, back, final, (cache,), part, cache.slots)
         store = replace(store, outputs=self.outputs_of(store))
         if len(cache) and not self._checked:
             row = int(bases[cache.lengths.argmax()])
-            self.room.attempt(lambda: check_resumed(self, store, ids, real, row), 1, "input")
+            self.limits.attempt(lambda: check_resumed(self, store, ids, real, row), 1, "input")
             self._checked = True
         return store
 
     def resume(
         self, store: Store, rows: Tensor, start: Place, activation: Tensor, later: Mapping[str, Rewrite]
     ) -> Tensor:
-        at_once = min(RESUMED_AT_ONCE.get(self.device.type, 1 << 13), self._at_once)
-        at_once *= 4 if later else 1  # a rewrite costs once per part
+        at_once = self.resumed_at_once(self.device.type) * (4 if later else 1)  # a rewrite costs once per part
         return self._resume(ours(store), rows.cpu(), self._spots[start.name], activation, later, at_once)
 
     def intervene(self, rewrites: Rewrites) -> contextlib.AbstractContextManager[OpenEdit]:
@@ -288,7 +297,7 @@ class DecoderSubject(Subject):
         """How far from the end the named positions of some prompts are, and under LENGTHS how long those are."""
         if base is None:
             return None
-        lengths = self._encoded(base)[1].sum(dim=1)
+        lengths = self.lengths(base)
         named = {spot.position for spot in wanted}
         positions = {name: where for name, where in self.positions.items() if name in named}
         return {**counted_back(positions, base, lengths, None), LENGTHS: lengths}
@@ -309,8 +318,8 @@ class DecoderSubject(Subject):
         spots_of = {name: self._spots[self.place(name).name] for name in later}
         back = {spot.position: store.back[spot.position][rows] for spot in (start, *spots_of.values())}
         tails = torch.stack(list(back.values())).amax(dim=0)
-        graph = int(tails.sum()) * variants * self._graph_bytes(start.enters)
-        heavy = activation.requires_grad and graph > self.memory // 2
+        graph = int(tails.sum()) * variants * self._blocks_after(start) * self.prompt_shape.graph_bytes
+        heavy = activation.requires_grad and self.recomputes(graph)
         store.require_bases(rows)
         done, order = [], []
         for cache, some, slices in self._parts(store, rows, tails, variants, at_once):
@@ -334,6 +343,8 @@ class DecoderSubject(Subject):
                 across = [run(a, v) for a, v in given]
             done.append(torch.cat(across))
             order.append(some)
+            del across, given
+            self._give_back()
         outputs, index = torch.cat(done, dim=1), torch.cat(order)
         return outputs if torch.equal(index, torch.arange(pairs)) else outputs[:, index.argsort().to(outputs.device)]
 
@@ -343,7 +354,7 @@ class DecoderSubject(Subject):
         """The work cut into parts, each over one cache."""
         for part in store.part[rows].unique().tolist():
             cache, here = store.caches[part], (store.part[rows] == part).nonzero().squeeze(1)
-            pairs_at_once = max(1, self.memory // 8 // cache.pair_bytes)
+            pairs_at_once = int(self.pairs_at_once(cache.pair_bytes))
             for some, slices in in_parts(tails[here], variants, at_once, pairs_at_once):
                 yield cache, here[some], slices
 
@@ -361,16 +372,6 @@ class DecoderSubject(Subject):
             raise PlotError(f"Token ids must lie in 0..{self.decoder.vocabulary - 1}; found up to {int(ids.max())}.")
         return ids, real
 
-    def _token_bytes(self) -> int:
-        """About what a token on its way through a block holds: residuals, and the widest vectors."""
-        widest = max((max(p.shape) for p in self.decoder.blocks[0].parameters() if p.ndim == 2), default=0)
-        return (8 * self.decoder.width + 3 * widest) * self.decoder.dtype.itemsize
-
-    def _graph_bytes(self, entry: int) -> int:
-        """About what a token's way from a block on keeps for the backward pass."""
-        blocks = self.decoder.blocks[entry:]
-        return 5 * sum(sum(p.shape) for block in blocks for p in block.parameters() if p.ndim == 2)
-
     def _read(self, h: Float[Tensor, "rows d"]) -> Float[Tensor, "rows c"]:
         """The outputs from the last token's residual after the last block."""
         h = h.to(self.decoder.dtype)
@@ -382,6 +383,10 @@ class DecoderSubject(Subject):
         if self.reading == "rest":
             columns.append(self.decoder.largest(h, without=tokens)[0].unsqueeze(1))
         return torch.cat(columns, dim=1)
+
+    def _give_back(self) -> None:
+        if self.device.type == "cpu":
+            give_back(self.memory)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:

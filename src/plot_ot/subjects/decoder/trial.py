@@ -11,7 +11,7 @@ from torch import Tensor
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.layout import LAST
 from plot_ot.subjects.decoder.store import DecoderStore
-from plot_ot.subjects.memory import NoRoom, is_out_of_memory
+from plot_ot.subjects.memory import OutOfMemory, is_out_of_memory
 from plot_ot.subjects.protocol import Share
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def refuse_unresumable(subject: DecoderSubject) -> None:
     trial._spots = {name: spot for name, spot in subject._spots.items() if spot.position == LAST}
     try:
         trial._record(torch.zeros(1, 1), torch.tensor([0]), Share())
-    except NoRoom:
+    except OutOfMemory:
         raise
     except Exception as e:
         if isinstance(e, PlotError) and "cannot be resumed" in str(e):

@@ -1,0 +1,80 @@
+"""A task as the planner sees it: its banks and methods, and a network that need not be trained or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plot_ot.abstract.prompts import encode
+from plot_ot.errors import PlotError
+from plot_ot.methods import Method
+from plot_ot.models.named import LanguageModel, model_directory
+from plot_ot.models.tiny import TINY, describe_tiny
+from plot_ot.planner import Inputs, Scene, Shape, Unloaded, approximate_tokens, shape_by_name
+from plot_ot.studies.task import Task
+from plot_ot.subjects.decoder.architecture import transformers_library
+from plot_ot.tasks.language import LanguageTask
+
+
+def planned(task: Task, seed: int, dtype: str) -> tuple[Scene, Mapping[str, Method]]:
+    """What a task has before anything runs, and its methods; a language model is known by its shape, in this type."""
+    if isinstance(task, LanguageTask):
+        shape = language_shape(task.model).as_type(dtype)
+        return language_scene(task, shape, seed), task.methods_at(shape.width, shape.blocks)
+    outline = task.outline(seed)
+    return Scene.of_subject(outline.subject, outline.splits, outline.outputs), task.methods()
+
+
+def language_shape(name: str) -> Shape:
+    """The shape of a model by the name that tasks take."""
+    if name != "tiny" and name not in TINY:
+        return shape_by_name(name)
+    c = describe_tiny(next(iter(TINY)) if name == "tiny" else name)["config"]
+    return Shape.gated(
+        name,
+        depth=c["num_hidden_layers"],
+        width=c["hidden_size"],
+        heads=c["num_attention_heads"],
+        groups=c["num_key_value_heads"],
+        head_width=c["head_dim"],
+        inner=c["intermediate_size"],
+        vocabulary=c["vocab_size"],
+        tied=True,
+        norms=4,
+    )
+
+
+def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
+    """A task's banks, drawn as if the model answered every prompt correctly, and the prompts that the filter asks."""
+    lengths = _lengths(task)
+    asked: list[Tensor] = []
+
+    def all_right(rows: Tensor) -> Tensor:
+        asked.append(rows)
+        return torch.ones(len(rows), dtype=torch.bool)
+
+    banks = task.draw(seed, all_right)
+    tokens = lengths(torch.cat(asked))
+    beside = {"filter": Inputs(len(tokens), int(tokens.sum()), int(tokens.max()))}
+    if banks.transfer:
+        subject = Unloaded(shape, len(task.data.ANSWERS), task.memory)
+        beside["transfer"] = Inputs.of(list(banks.transfer.values()), lengths, subject)
+    return Scene.of_shape(shape, banks.splits, len(task.data.ANSWERS), lengths, task.memory, beside)
+
+
+def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
+    """Tokens of prompts, by the model's tokenizer where it is at hand."""
+    fetched = model_directory(task.model)
+    folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
+    tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
+    if tiny or not (folder / "tokenizer.json").is_file():
+        return lambda rows: approximate_tokens(task.render(rows), first=0 if tiny else 1)
+    try:
+        tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError) as e:
+        raise PlotError(f"The tokenizer in {folder} cannot be read ({e}).") from e
+    bos = LanguageModel(task.model, None, tokenizer).bos
+    return lambda rows: encode(task.render(rows), tokenizer, bos=bos)[1].sum(dim=1)
