@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from plot_ot.errors import unknown
+from plot_ot.handles import Handle
 from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages.calibrate import Search
@@ -56,11 +57,13 @@ class Method:
     stages: tuple[Stage, ...]
     kind: MethodKind = MethodKind.TRANSPORT
 
-    def run(self, problem: Problem) -> tuple[State, dict[str, float]]:
-        """All stages in turn; also the seconds each part took."""
+    def run(
+        self, problem: Problem, places: Mapping[str, tuple[Place, ...]] | None = None
+    ) -> tuple[State, dict[str, float]]:
+        """All stages in turn, at every place or only at those open to each variable; also the seconds of each part."""
         clock = Clock()
         problem = replace(problem, clock=clock)
-        state = State.start(problem)
+        state = State.start(problem) if places is None else State(places)
         seen: list[State] = []
         for stage in self.stages:
             last, state = state, stage(problem, state)
@@ -69,6 +72,16 @@ class Method:
             elif state.candidates:
                 seen.append(state)
         return replace(state, trail=tuple(seen)), clock.parts
+
+    def retraced(self, handles: Iterable[Handle]) -> Method:
+        """The method with only those ways of its choices that some of these handles took, to search again the same way."""
+        taken = [list(h.chosen.get("ways", ())) for h in handles]
+        stages: list[Stage] = []
+        for stage in reversed(self.stages):
+            if isinstance(stage, Best) and all(taken):
+                stage = stage.only({ways.pop() for ways in taken})
+            stages.insert(0, stage)
+        return replace(self, stages=tuple(stages))
 
 
 def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]:
@@ -132,7 +145,7 @@ def progressive(
 def random_progressive(draw: int, places: Sequence[Place]) -> Method:
     """The control of `progressive`: random neurons of any place, or where there are many, of one at random."""
     if len(places) <= FEW:
-        return random_sites(draw, SEARCH)
+        return random_sites(draw, WIDE_SEARCH)  # the plain grid is as good for random sites, at a twentieth of the cost
     stages = (
         ScoreSites("random", at_random(draw), whole_places),
         SelectPlaces(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -82,10 +82,12 @@ class Best:
         ends = [reduce(lambda at, stage: stage(problem, at), way, state) for way in self.ways]
         handles, calibrations = {}, {}
         for v in problem.variables:
-            best = self._best([(end.handles[v], end) for end in ends])
-            handles[v] = best.handles[v]
+            way = self._best([end.handles[v] for end in ends])
+            best = ends[way]
+            taken = (*best.handles[v].chosen.get("ways", ()), way)  # a handle that was kept knows its earlier ways
+            handles[v] = replace(best.handles[v], chosen={**best.handles[v].chosen, "ways": taken})
             if v in best.calibrations and best.calibrations[v].handle is best.handles[v]:
-                calibrations[v] = best.calibrations[v]
+                calibrations[v] = replace(best.calibrations[v], handle=handles[v])
         fitted = [end for end in ends if end.candidates is not state.candidates]
         candidates = {v: tuple(c for end in fitted for c in end.candidates.get(v, ())) for v in problem.variables}
         return replace(
@@ -97,11 +99,15 @@ class Best:
             signatures=tuple(x for end in fitted for x in end.signatures) or state.signatures,
         )
 
-    def _best(self, ends: Sequence[tuple[Handle, State]]) -> State:
-        scores = [round(float(handle.chosen["calibration_score"]), 9) for handle, _ in ends]
-        tied = [end for end, score in zip(ends, scores, strict=True) if score == max(scores)]
-        fewest = min(handle.size for handle, _ in tied)
-        return next(end for handle, end in tied if handle.size <= self.readable * fewest)
+    def _best(self, handles: Sequence[Handle]) -> int:
+        scores = [round(float(h.chosen["calibration_score"]), 9) for h in handles]
+        tied = [k for k, score in enumerate(scores) if score == max(scores)]
+        fewest = min(handles[k].size for k in tied)
+        return next(k for k in tied if handles[k].size <= self.readable * fewest)
+
+    def only(self, ways: Iterable[int]) -> Best:
+        """The same choice between some of the ways."""
+        return replace(self, ways=tuple(self.ways[k] for k in sorted(ways)))
 
 
 @dataclass(frozen=True)
