@@ -65,7 +65,7 @@ class Bootstrap:
 
     @property
     def balanced_bases(self) -> int:
-        """Independent inputs behind a mean over families: what was never seen could at worst hide in the smallest one."""
+        """Independent inputs behind a mean over families: what was never seen may at worst hide in the smallest."""
         return int(self.bases.min()) * len(self.families)
 
     def _per_cell(self, values: Float[ndarray, " pairs"]) -> Float[ndarray, "bases families"]:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -13,9 +14,11 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.errors import unknown
 from plot_ot.handles import Handle
 from plot_ot.judging.controls import Score, score, with_shuffled_values
+from plot_ot.judging.notes import notes_on
+from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Opponents, Verdict, judge
 from plot_ot.methods import Method
-from plot_ot.stages.problem import Problem
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place, Subject
 
 CONTROLS = ("standard", "full")
@@ -43,11 +46,9 @@ class Judge:
         if self.controls not in CONTROLS:
             unknown("choice of controls", self.controls, CONTROLS)
 
-    def verdicts(
-        self, method: Method, handles: Mapping[str, Handle], random_method: Callable[[int], Method]
-    ) -> list[Verdict]:
-        """The verdict on every variable's handle."""
-        start = time.perf_counter()
+    def verdicts(self, method: Method, state: State, random_method: Callable[[int], Method]) -> list[Verdict]:
+        """The verdict on every variable's handle that a method ended with."""
+        start, handles = time.perf_counter(), state.handles
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # couplings of controls may well mean nothing
             shuffled = self._shuffled(method, handles)
@@ -59,23 +60,26 @@ class Judge:
                     self.tests[v, "invariance"],
                     self.problem.fit,
                     self.problem.calibration,
-                    Opponents(
-                        lambda k, v=v: self._random_handle(k, random_method)[v],
-                        shuffled.get(v, ()),
-                        fresh.get(v, ()),
-                    ),
+                    Opponents(partial(self._random_handle, random_method, v), shuffled.get(v, ()), fresh.get(v, ())),
                     self.problem.readout,
                     torch.Generator().manual_seed(self.problem.seed),
                 )
                 for v, handle in handles.items()
             ]
+            found = [self._with_notes(v, state) for v in found]
         self.seconds += time.perf_counter() - start
         return found
 
-    def _random_handle(self, k: int, random_method: Callable[[int], Method]) -> Mapping[str, Handle]:
+    def _with_notes(self, verdict: Verdict, state: State) -> Verdict:
+        if verdict.status in (Status.OUTPUT, Status.ABSENT):
+            return verdict
+        handle = state.handles[verdict.variable]
+        return verdict.with_notes(notes_on(handle, state, self.problem, self.tests[verdict.variable, "sensitivity"]))
+
+    def _random_handle(self, random_method: Callable[[int], Method], variable: str, k: int) -> Handle:
         while len(self._random) <= k:
             self._random.append(random_method(len(self._random)).run(self.problem)[0].handles)
-        return self._random[k]
+        return self._random[k][variable]
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
         """What the method reaches at its handles' places when the values of all variables mean nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,13 @@ class Verdict:
         """The 95 % interval of the accuracy."""
         low, high = (self.evidence.get(f"handle_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
+
+    def with_notes(self, notes: Sequence[str]) -> Verdict:
+        """The verdict with more to be careful about, which its sentence says as well."""
+        if not notes:
+            return self
+        said = " ".join(f"Note: {note}." for note in notes)
+        return replace(self, sentence=f"{self.sentence} {said}", notes=(*self.notes, *notes))
 
     def gate(self, name: str) -> Gate:
         """The gate of that name."""
@@ -131,13 +138,11 @@ def judge(
     ]
     own = score([sensitivity, invariance], handle, readout)
     numbers: dict[str, float] = {}
-    for name, others in (
-        ("shuffled values", opponents.shuffled),
-        ("a re-initialised network", opponents.reinitialised),
-    ):
+    vacuous = {"shuffled values": opponents.shuffled, "a re-initialised network": opponents.reinitialised}
+    for (name, others), key in zip(vacuous.items(), ("shuffled", "reinitialised"), strict=True):
         if others and own is not None:
             mean = _mean(others)
-            numbers[name.removeprefix("a ").replace(" ", "_").replace("-", "_")] = mean.value
+            numbers |= {"score": own.value, key: mean.value}
             table.append(g.beats(name, own.ahead_of(mean)))
     worked = g.works(accuracy, int(boot.bases.min()) * len(boot.families))
     alone = g.leaves_the_rest_alone(kept, boot_kept.balanced_bases)

@@ -56,12 +56,12 @@ class Prepared:
     splits: Splits
     readout: Readout
     score: str = "balanced"
-    controls: str = "standard"
-    """Which controls a verdict has; see `judging.judge.CONTROLS`."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     transfer: Mapping[tuple[str, str], Bank] = field(default_factory=dict)
     """More test banks, of another distribution; reported apart."""
     spoken: Spoken | None = None
+    controls: str = "standard"
+    """Which controls a verdict has; see `judging.judge.CONTROLS`."""
     recipe: Recipe | None = None
     """How workers elsewhere make the network for themselves; without it, it is sent to them."""
 
@@ -140,7 +140,7 @@ class Study:
         }
         if method.kind.judged:
             before = self.judge.seconds
-            found = self.judge.verdicts(method, state.handles, random_method)
+            found = self.judge.verdicts(method, state, random_method)
             unit["verdicts"] = [{**self._key(method.name), **v.as_row()} for v in found]
             unit["runtimes"][0]["controls"] = self.judge.seconds - before
         return unit, dict(state.handles)
@@ -188,7 +188,7 @@ class Study:
             )
         return {"sweeps": sweeps}
 
-    def _recorded(self, subject: Subject, banks: Sequence[Bank]) -> list[BankRecording]:
+    def _recorded(self, subject: Subject, banks: Sequence[Bank]) -> Sequence[BankRecording]:
         """Banks recorded on another network, by the same engine."""
         return record_shared(self._engine.crew(subject, None), subject, banks, self._shard)
 
