@@ -10,7 +10,9 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
+from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.intervals import Bootstrap
+from plot_ot.judging.verdict import Opponents, judge
 from plot_ot.signatures import as_readout
 from plot_ot.subjects import MLPSubject, record
 
