@@ -79,9 +79,7 @@ def unit(kind: str, seed: int, method: str) -> Json:
         found["variables"] = {v: judged(known, v, result) for v in known.truths}
     except plot_ot.PlotError as problem:
         found[ERROR] = str(problem)
-        found["variables"] = {
-            v: {"truth": t.status, "outcome": ERROR, "kept": False} for v, t in known.truths.items()
-        }
+        found["variables"] = {v: {"truth": t.status, "outcome": ERROR, "kept": False} for v, t in known.truths.items()}
     return found | {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
 
 
@@ -105,7 +103,7 @@ def judged(known: Known, variable: str, result: Any) -> Json:
 
 @lru_cache(maxsize=1)
 def _version() -> str:
-    described = subprocess.run(  # noqa: S603
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],  # noqa: S607
         capture_output=True,
         text=True,
@@ -121,7 +119,9 @@ def run(campaign: str, seeds: Sequence[int], out: Path, only: Sequence[str], met
     for seed in seeds:
         for kind in kinds:
             for method in usual:
-                path = out / campaign / f"{kind.replace(' ', '-').replace(':', '').replace(',', '')}-{seed}-{method}.json"
+                path = (
+                    out / campaign / f"{kind.replace(' ', '-').replace(':', '').replace(',', '')}-{seed}-{method}.json"
+                )
                 if path.exists() or (only and kind not in only) or (methods and method not in methods):
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)

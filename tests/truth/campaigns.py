@@ -52,7 +52,10 @@ METHODS: dict[str, str | Method] = {
 NULLS = [name for name in KINDS if name.startswith(("fresh", "shuffled"))]
 DECEPTIVE = ["illusion: silent", "illusion: borrowed", "oblique", "echo", "line"]
 CAMPAIGNS: dict[str, tuple[list[str], list[str]]] = {
-    "plants": (["plant", "quiet", "copies", "oblique", "subspace", "neurons", "decoder layer", "decoder token"], ["plot"]),
+    "plants": (
+        ["plant", "quiet", "copies", "oblique", "subspace", "neurons", "decoder layer", "decoder token"],
+        ["plot"],
+    ),
     "apart": (["apart"], ["plot"]),
     "half": (["half"], ["plot"]),
     "absent": (["absent", "absent neurons", "absent decoder layer"], ["plot"]),

@@ -14,7 +14,7 @@ import torch
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from truth.kinds import INPUTS, ROWS, SUMS, bystanders, total
+from truth.kinds import INPUTS, OFFSET, ROWS, bystanders, total
 from truth.known import DORMANT, HERE, Known, Truth
 from truth.wiring import VALUES, Slot, Wiring
 
@@ -24,10 +24,12 @@ one line between dormant and used directions writes half, and that is enough the
 LEVELS = 2 * VALUES - 1
 LINE = CausalModel(
     INPUTS,
-    {"p": lambda x0, x1: x0 + x1, "q": lambda x1, x2: x1 + x2, "y": lambda p, q: p + q},
+    {"p": lambda x0, x1: x0 + x1, "q": lambda x1, x2: x1 + x2, "y": lambda p, q, x3: p + q + x3},
     "y",
 )
 """Plain sums, p and q correlated by their common summand."""
+LITTLE = 0.003
+"""Sums along a line heed leaks of all values: less of it."""
 
 
 def silent_way(seed: int) -> Known:
@@ -39,23 +41,25 @@ def silent_way(seed: int) -> Known:
         "dormant": w.copy("p past"),
         "silent": Slot(w.table(("p past",), lambda _: -1)),
         "q": Slot(w.table(("x2", "x3"), total)),
+        "x4": w.copy("x4"),
     }
     w.place("s1", {**bystanders(w), **slots}, oblique=oblique)
-    w.place("s2", {**bystanders(w), "silent": w.copy("s1.silent"), "q": w.copy("s1.q")}, oblique=oblique)
-    w.join("p", ("p past", "s2.silent"), (1.0, BOOST))
-    subject = w.network(("p", "s2.q"), total, VALUES).subject()
+    w.place("s2", {**bystanders(w), "q": w.copy("s1.q"), "x4": w.copy("s1.x4")}, oblique=oblique)
+    w.join("p", ("p past", "s1.silent"), (1.0, BOOST))
+    w.hidden("rest", ("s2.q", "s2.x4"), total)
+    subject = w.network(("p", "rest"), total, VALUES).subject()
     truths = {"p": Truth(DORMANT), "q": Truth(HERE, {s: w.plane(s, "q") for s in ("s1", "s2")})}
     handles = {
         "p": w.swap(subject, "p", "s1", [("dormant", "silent")]),
         "q": w.swap(subject, "q", "s1", [("q", "q")]),
     }
-    return Known("illusion: silent", seed, subject, SUMS, ROWS, truths, handles)
+    return Known("illusion: silent", seed, subject, OFFSET, ROWS, truths, handles)
 
 
 def borrowed_way(seed: int) -> Known:
     """y is read off the sum of p and q along a line: what is written to q stands in for p, whose copy at s1 is
     dormant. p and q are correlated, so that q's directions seem to move with p."""
-    w = Wiring(len(INPUTS), seed)
+    w = Wiring(len(INPUTS), seed, LITTLE)
     known = _line(w, seed, used=False)
     at = w.places["s1"]
     levels = torch.arange(LEVELS).float()
@@ -68,7 +72,7 @@ def borrowed_way(seed: int) -> Known:
 
 def line(seed: int) -> Known:
     """The same sums with p at s1 used, beside another, dormant copy of it."""
-    return _line(Wiring(len(INPUTS), seed), seed, used=True)
+    return _line(Wiring(len(INPUTS), seed, LITTLE), seed, used=True)
 
 
 def _line(w: Wiring, seed: int, used: bool) -> Known:
@@ -76,8 +80,10 @@ def _line(w: Wiring, seed: int, used: bool) -> Known:
     q = w.table(("x1", "x2"), lambda a, b: a + b, LEVELS)
     more = {"dormant": Slot(p)} if used else {}
     w.hidden("p past", ("x0", "x1"), lambda a, b: a + b, LEVELS)
-    w.place("s1", {**bystanders(w), "p": Slot(p), "q": Slot(q), **more}, oblique=0.6 if seed % 2 else 0.0)
-    subject = w.level(("s1.p" if used else "p past", "s1.q"), 2 * LEVELS - 1).subject()
+    slots = {"p": Slot(p), "q": Slot(q), "x3": w.copy("x3"), **more}
+    w.place("s1", {**bystanders(w), **slots}, oblique=0.6 if seed % 2 else 0.0)
+    answers = 2 * LEVELS + VALUES - 2
+    subject = w.level(("s1.p" if used else "p past", "s1.q", "s1.x3"), answers).subject()
     planes = {v: {"s1": w.plane("s1", v)} for v in "pq"}
     truths = {"p": Truth(HERE, planes["p"]) if used else Truth(DORMANT), "q": Truth(HERE, planes["q"])}
     handles = {v: w.swap(subject, v, "s1", [(v, v)]) for v in ("pq" if used else "q")}

@@ -62,7 +62,9 @@ def planted(seed: int, kind: str = "plant") -> Known:
             if k < first[v]:
                 slots[one] = w.copy(at + one, quiet)
             for name in names[v] if k >= first[v] else ():
-                slots[name] = w.copy(at + name, quiet) if k > first[v] else Slot(w.table((at + one, other), total), quiet)
+                slots[name] = (
+                    w.copy(at + name, quiet) if k > first[v] else Slot(w.table((at + one, other), total), quiet)
+                )
         if kind == "echo":
             slots["dormant"] = Slot(w.table(of["p"], total))
         w.place(f"s{k}", slots, oblique=0.6 if kind in ("oblique", "echo") else 0.0)
@@ -114,7 +116,7 @@ def half_carried(seed: int) -> Known:
     carried = {v: {s: w.plane(s, v) for s in ("s1", "s2")} for v in "pq"}
     truths = {"p": Truth(IN_PART, carried["p"], share=share / VALUES**2), "q": Truth(HERE, carried["q"])}
     handles = {v: w.swap(subject, v, "s1", [(v, v)]) for v in "pq"}
-    return Known("half", seed, subject, OFFSET, ROWS, truths, handles, size=400)
+    return Known("half", seed, subject, OFFSET, ROWS, truths, handles, size=240)
 
 
 def copies_apart(seed: int) -> Known:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 from transformers import AutoModelForCausalLM as CausalLM
+from transformers import Gemma2Config, GPT2Config, LlamaConfig, PretrainedConfig
 
 from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.subjects import DecoderSubject, MLPSubject, ModuleSubject, Subject
@@ -18,7 +18,7 @@ from truth.known import ABSENT, Known, Truth, draw_splits
 from truth.wiring import VALUES
 
 NETWORKS = ("mlp", "gru", "gpt2", "llama", "gemma2")
-WIDTH = 32
+WIDTH, STATE, DEPTH = 32, 16, 5
 SCALE = 3.0
 """Fresh weights are made so much larger than usual on odd seeds: then the answers vary."""
 
@@ -28,10 +28,10 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell, self.head = nn.GRUCell(VALUES, WIDTH // 2), nn.Linear(WIDTH // 2, VALUES)
+        self.cell, self.head = nn.GRUCell(VALUES, STATE), nn.Linear(STATE, VALUES)
 
     def forward(self, rows: Tensor) -> Tensor:
-        state = torch.zeros(len(rows), WIDTH // 2)
+        state = torch.zeros(len(rows), STATE)
         for now in one_hot(rows).unbind(dim=1):
             state = self.cell(now, state)
         return self.head(state)
@@ -75,13 +75,13 @@ def _asked(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _configuration(family: str) -> PretrainedConfig:
     if family == "gpt2":
         return GPT2Config(
-            vocab_size=VALUES + 1, n_embd=WIDTH, n_layer=3, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0
+            vocab_size=VALUES + 1, n_embd=STATE, n_layer=DEPTH, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0
         )
     usual = {
         "vocab_size": VALUES + 1,
-        "hidden_size": WIDTH,
-        "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": 3,
+        "hidden_size": STATE,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": DEPTH,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 16,
@@ -89,7 +89,7 @@ def _configuration(family: str) -> PretrainedConfig:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
-    return LlamaConfig(**usual) if family == "llama" else Gemma2Config(**usual, head_dim=8, query_pre_attn_scalar=8)
+    return LlamaConfig(**usual) if family == "llama" else Gemma2Config(**usual, head_dim=4, query_pre_attn_scalar=4)
 
 
 def reinitialised(network: str, seed: int) -> Known:

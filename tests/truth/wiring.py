@@ -96,10 +96,10 @@ Step = Table | Join | Level | Place
 class Wiring:
     """What a network is wired from, told step by step; then `network`."""
 
-    def __init__(self, inputs: int, seed: int, values: int = VALUES) -> None:
-        self.inputs, self.values = inputs, values
+    def __init__(self, inputs: int, seed: int, leak: float = LEAK) -> None:
+        self.inputs, self.values, self.leak = inputs, VALUES, leak
         self.generator = torch.Generator().manual_seed(seed)
-        self.sizes = {f"x{k}": values for k in range(inputs)}
+        self.sizes = {f"x{k}": VALUES for k in range(inputs)}
         self.order: list[tuple[str, Step]] = []
         self.places: dict[str, Place] = {}
 
@@ -131,7 +131,7 @@ class Wiring:
         mixing = torch.linalg.qr(torch.randn(width, width, generator=self.generator))[0][:, :total]
         slant = torch.eye(total) + oblique * torch.randn(total, total, generator=self.generator) / total**0.5
         mixing = F.normalize(mixing @ slant, dim=0)
-        leak = LEAK * torch.randn(width, self.inputs * self.values, generator=self.generator)
+        leak = self.leak * torch.randn(width, self.inputs * self.values, generator=self.generator)
         self.places[name] = made = Place(slots, mixing, leak)
         self.order.append((name, made))
         for slot, of in slots.items():
@@ -216,7 +216,8 @@ class Wired(nn.Module):
                         signals[f"{name}.{slot}"] = self.held(name, slot, signals) + leaked[..., step.columns(slot)]
             elif name in self.needed:
                 signals[name] = self.computed(name, step, signals)
-        return SHARPNESS * signals["answer"]
+        answer = SHARPNESS * signals["answer"]
+        return answer.expand(*states.shape[:2], answer.shape[-1])  # nothing may depend on the place
 
     def seen(self, rows: Tensor) -> dict[str, Tensor]:
         """The inputs' codes."""
@@ -231,12 +232,16 @@ class Wired(nn.Module):
     def state(self, place: str, signals: dict[str, Tensor]) -> Tensor:
         """A place's activation."""
         held = [self.held(place, slot, signals) for slot in self.places[place].slots]
-        return _side_by_side(held) @ self.weights[f"{place}:write"].T + signals["inputs"] @ self.weights[f"{place}:leak"].T
+        return (
+            _side_by_side(held) @ self.weights[f"{place}:write"].T + signals["inputs"] @ self.weights[f"{place}:leak"].T
+        )
 
     def read(self, place: str, state: Tensor, signals: dict[str, Tensor]) -> None:
         """Add what a place's state holds."""
         codes = state @ self.weights[f"{place}:read"].T
-        signals |= {f"{place}.{slot}": codes[..., self.places[place].columns(slot)] for slot in self.places[place].slots}
+        signals |= {
+            f"{place}.{slot}": codes[..., self.places[place].columns(slot)] for slot in self.places[place].slots
+        }
 
     def computed(self, name: str, step: Step, signals: dict[str, Tensor]) -> Tensor:
         """A value that no place holds."""
