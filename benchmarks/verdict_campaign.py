@@ -85,7 +85,7 @@ def unit(kind: str, seed: int, method: str) -> Json:
 
 def judged(known: Known, variable: str, result: Any) -> Json:
     """A verdict against the truth."""
-    truth, handle, verdict = known.truths[variable], result.handles[variable], dict(result.verdicts[variable])
+    truth, handle, verdict = known.truths[variable], result.handles[variable], result.verdicts[variable].as_row()
     said = outcome(verdict["status"], handle.places, truth)
     return {
         "truth": truth.status,

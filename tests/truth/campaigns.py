@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from plot_ot.methods import FINE, SEARCH, Method
+from plot_ot.methods import FINE, SEARCH, Method, MethodKind
 from plot_ot.sites import pca_components
 from plot_ot.stages.choose import Calibrate, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
@@ -45,8 +45,8 @@ METHODS: dict[str, str | Method] = {
         (Localize((pca_components(),), FINE, coupling="place"), Calibrate(SEARCH)),
     ),
     "closed-form": Method("closed-form", "oblique maps in closed form at every place", (ClosedForm(),)),
-    "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind="das"),
-    "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind="das"),
+    "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind=MethodKind.DAS),
+    "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind=MethodKind.DAS),
 }
 
 NULLS = [name for name in KINDS if name.startswith(("fresh", "shuffled"))]

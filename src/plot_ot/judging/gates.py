@@ -116,7 +116,7 @@ def leaves_the_rest_alone(kept: Accuracy, bases: int) -> Gate:
 
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     """The same writing with a reading made of used directions alone does as well; `difference` is what that changes."""
-    used = f"read from the {kept} of {width} directions that are used later"
+    used = f"rebuilt from what is used later ({kept} of {width} directions)"
     words = {
         Answer.HOLDS: f"{used}, it changes by {_span(difference)}",
         Answer.FAILS: f"{used}, it loses: {_span(difference)}",

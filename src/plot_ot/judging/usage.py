@@ -1,15 +1,22 @@
 """Does a handle read what the network uses? The answer to the subspace-patching illusion.
 
 A handle may *read* a direction from which the value can be decoded but which nothing later looks at, and *write*
-another that is used. Its answers are then right although the variable does not act here. So: find which readings of the
-state matter downstream, rebuild the handle's reading from those alone, keep the writing, and see what is lost.
+another that is used. Its answers are then right although the variable does not act here. Two things speak against an
+illusion, and a handle for which neither holds is called decodable only.
 
-The rest of the network sees a state a only through some functionals uᵀa. Let C be the covariance of the differences
-a_source - a_base, and y = C^{-1/2} a the whitened state. Gradients of the outputs at natural, half-swapped, swapped and
-edited states span the functionals V found so far; a swap of all that V does not see, (1 - VVᵀ) y, must leave the
-outputs alone. If it does not (saturated gates and hard attention have no gradient), the functionals that best predict
-what that swap did are added, and it is tried again. The rebuilt reading is R' = C^{-1/2} V Vᵀ C^{1/2} R: the best
-prediction of Rᵀ(a_source - a_base) from used functionals. Regressions are tried beside it; calibration chooses.
+**The reading can be made of what is used.** The rest of the network sees a state a only through some functionals uᵀa.
+Let C be the covariance of the differences a_source - a_base, and y = C^{-1/2} a the whitened state. Gradients of the
+outputs at natural, half-swapped, swapped and edited states span the functionals V found so far; a swap of all that V
+does not see, (1 - VVᵀ) y, must leave the outputs alone. If it does not (saturated gates and hard attention have no
+gradient), the functionals that best predict what that swap did are added, and it is tried again. The reading is then
+refitted from V alone, R' = C^{-1/2} V Vᵀ C^{1/2} R or a regression, and the writing kept.
+
+**What naturally goes with the reading acts.** Where the network adds up several variables before it looks at them, no
+functional it uses tells one of them apart, though each acts. There the reading is kept, and the writing replaced by the
+natural change of state that goes with it: the regression of the closed form's shift (or of a_source - a_base itself) on
+what is read. A dormant copy moves along its own direction, which does nothing.
+
+Whichever of these does best on calibration is compared with the handle itself on test pairs.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from plot_ot.engine import Unit, run, shards
 from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, pair_weights
+from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
 from plot_ot.subjects import BankRecording, Place
 
 SHRINKAGE = 1e-3
@@ -205,24 +213,24 @@ def read_from_used(
     if any(e.frame.encoder is not None for e in handle.edits):
         return None
     found = [used_directions(fit, e, generator) for e in handle.edits]
-    per_edit = [rebuilt_edits(fit, e, u, handle.variable) for e, u in zip(handle.edits, found, strict=True)]
-    tries = [replace(handle, edits=edits) for edits in zip(*per_edit, strict=True)]
+    refitted = zip(
+        *(refitted_readings(fit, e, u, handle.variable) for e, u in zip(handle.edits, found, strict=True)), strict=True
+    )
+    patterns = zip(*(natural_writings(fit, e, handle.variable) for e in handle.edits), strict=True)
+    tries = [replace(handle, edits=edits) for edits in (*refitted, *patterns)]
     weights = pair_weights(calibration, handle.variable, "balanced")
     scores = [float(correct(calibration, h, readout).double() @ weights) for h in tries]
     best = tries[max(range(len(tries)), key=scores.__getitem__)]
     return Rebuilt(best, sum(u.rank for u in found), sum(e.place.width for e in handle.edits))
 
 
-def rebuilt_edits(fit: BankRecording, edit: Edit, used: Used, variable: str) -> list[Edit]:
+def refitted_readings(fit: BankRecording, edit: Edit, used: Used, variable: str) -> list[Edit]:
     """An edit's readings from used functionals: the projection of R, and regressions of what R reads of each pair.
 
     What it reads is predicted as it is, or as it is on average over the pairs with the same two values of the variable:
     the second is what a reading of the value alone would see.
     """
-    some = (edit.gains != 0).cpu()
-    eye = torch.eye(edit.place.width, dtype=torch.float64)
-    read = (eye if edit.frame.read is None else edit.frame.read.double().cpu())[:, some]
-    write = read if edit.frame.write is None else edit.frame.write.double().cpu()[:, some]
+    read, write, gains = _parts(edit)
     difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double().cpu()
     features = torch.linalg.solve(used.root, difference.T).T @ used.basis
     seen = difference @ read
@@ -233,12 +241,37 @@ def rebuilt_edits(fit: BankRecording, edit: Edit, used: Used, variable: str) -> 
             gram = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
             fitted = torch.linalg.solve(gram, features.T @ target / len(features))
             readings.append(torch.linalg.solve(used.root, used.basis @ fitted))
+    return [_oblique(edit.place, r, write, gains) for r in readings]
+
+
+def natural_writings(fit: BankRecording, edit: Edit, variable: str) -> list[Edit]:
+    """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ."""
+    read, _, _ = _parts(edit)
+    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double().cpu()
+    everyone = torch.arange(len(fit))
+    shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
+    targets = [shift if shift is not None else (everyone, difference) for shift in shifts]
+    writings = []
+    for pairs, delta in (*targets, (everyone, difference)):
+        seen = difference[pairs] @ read
+        gram = seen.T @ seen / len(seen)
+        ridge = RIDGES[0] * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), dtype=gram.dtype)
+        writings.append(torch.linalg.solve(gram + ridge, seen.T @ delta / len(seen)).T)
+    return [_oblique(edit.place, read, w, torch.ones(read.shape[1])) for w in writings]
+
+
+def _parts(edit: Edit) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"], Float[Tensor, " r"]]:
+    """What an edit reads and writes along its nonzero gains, and these."""
+    some = (edit.gains != 0).cpu()
+    eye = torch.eye(edit.place.width, dtype=torch.float64)
+    read = (eye if edit.frame.read is None else edit.frame.read.double().cpu())[:, some]
+    write = read if edit.frame.write is None else edit.frame.write.double().cpu()[:, some]
+    return read, write, edit.gains[some.to(edit.gains.device)]
+
+
+def _oblique(place: Place, read: Tensor, write: Tensor, gains: Tensor) -> Edit:
     dtype = torch.get_default_dtype()
-    gains = edit.gains[some.to(edit.gains.device)]
-    return [
-        Edit(edit.place, Frame.oblique(r.to(dtype).contiguous(), write.to(dtype).contiguous(), "used"), gains)
-        for r in readings
-    ]
+    return Edit(place, Frame.oblique(read.to(dtype).contiguous(), write.to(dtype).contiguous(), "used"), gains)
 
 
 def _mean_by_values(seen: Float[Tensor, "pairs r"], fit: BankRecording, variable: str) -> Float[Tensor, "pairs r"]:

@@ -166,6 +166,7 @@ def _with_variable(state: State, other: State, variable: str) -> State:
         places={**state.places, variable: other.places[variable]},
         handles={**state.handles, variable: other.handles[variable]},
         candidates={**state.candidates, variable: other.candidates.get(variable, ())},
+        signatures=(*state.signatures, *other.signatures),
         calibrations=calibrations,
     )
 
