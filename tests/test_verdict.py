@@ -9,8 +9,10 @@ from plot_ot.abstract.banks import Bank, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.intervals import Bootstrap
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
+from plot_ot.judging.verdict import Opponents, judge
 from plot_ot.signatures import as_readout
 from plot_ot.subjects import MLPSubject, record
 
@@ -57,10 +59,12 @@ def judged(
     subject = MLPSubject(and_xor_net())
     generator = torch.Generator().manual_seed(0)
     banks = [draw_pairs(causal, ROWS, p, 400, generator, variable=variable) for p in ("sensitive", "invariant")]
-    sensitivity, invariance = record(subject, *banks)
+    banks.append(draw_pairs(causal, ROWS, "balanced", 400, generator))
+    sensitivity, invariance, both = record(subject, *banks)
     handle = neuron_handle(subject, variable, handle_neuron)
-    randoms = [neuron_handle(subject, variable, at_random)] * 20
-    return judge(handle, sensitivity, invariance.select(torch.arange(few)), randoms, READOUT, generator)
+    opponents = Opponents(lambda k: neuron_handle(subject, variable, at_random))
+    few_kept = invariance.select(torch.arange(few))
+    return judge(handle, sensitivity, few_kept, both, both, opponents, READOUT, generator)
 
 
 def test_the_right_neuron_is_placed_and_compact():
@@ -81,8 +85,8 @@ def test_the_wrong_neuron_is_not_localized(neuron):
 def test_a_right_handle_tested_on_few_base_inputs_is_undecided():
     verdict = judged(handle_neuron=0, few=6)
     assert verdict.status is Status.UNDECIDED
-    assert "too few base inputs whose source keeps it (" in verdict.sentence
-    assert "never broken" in verdict.sentence
+    assert "of the pairs that keep the variable: whether that is 90% or more is open" in verdict.sentence
+    assert "times as many base inputs would decide" in verdict.sentence
 
 
 def test_a_handle_no_better_than_random_ones_is_not_localized():

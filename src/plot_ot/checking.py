@@ -20,7 +20,7 @@ from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.abstract.templates import Span, shown
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import Json
-from plot_ot.judging.verdict import LEAST
+from plot_ot.judging.gates import LEAST_PAIRS
 
 SIZE = {True: 200, False: 1000}
 """Pairs per bank that `localize` draws from inputs, on a language model and else."""
@@ -193,7 +193,7 @@ def _look_at_power(found: Checkup, causal: CausalModel, splits: Splits) -> None:
         power = found.banks[-1].power
         if power.is_output:
             found.notes.append(f"'{v}' is an output variable: its swap always gives the source's answer")
-        elif gaps := power.missing(LEAST):
+        elif gaps := power.missing(LEAST_PAIRS):
             found.problems.append(
                 f"'{v}' would be undecided with these pairs: its test bank has too few {'; '.join(gaps)}"
             )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from plot_ot.errors import unknown
+from plot_ot.handles import Handle
 from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
+from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
@@ -55,28 +56,63 @@ class Method:
     summary: str
     stages: tuple[Stage, ...]
     kind: MethodKind = MethodKind.TRANSPORT
+    literal: bool = False
+    """Whether the last stage's handle counts, as in the paper, even where calibration prefers an earlier one."""
 
-    def run(self, problem: Problem) -> tuple[State, dict[str, float]]:
-        """All stages in turn; also the seconds each part took."""
+    def run(
+        self, problem: Problem, places: Mapping[str, tuple[Place, ...]] | None = None
+    ) -> tuple[State, dict[str, float]]:
+        """All stages in turn, at every place or only at those open to each variable; also the seconds of each part."""
         clock = Clock()
         problem = replace(problem, clock=clock)
-        state = State.start(problem)
+        state = State.start(problem) if places is None else State(places)
         seen: list[State] = []
+        best: dict[str, Handle] = {}
         for stage in self.stages:
             last, state = state, stage(problem, state)
+            best |= {v: better(best.get(v), h) for v, h in state.handles.items()}
             if state.candidates is last.candidates and seen:
                 seen[-1] = state  # made from the same couplings
             elif state.candidates:
                 seen.append(state)
-        return replace(state, trail=tuple(seen)), clock.parts
+        handles = state.handles if self.literal else best  # a stage never gives up what was found before it
+        return replace(state, handles=handles, trail=tuple(seen)), clock.parts
+
+    def literally(self) -> Method:
+        """The paper's reading of the method: it ends with the handle of its last stage, better or worse."""
+        return replace(self, name=f"{self.name}{LITERAL}", summary=f"{self.summary}; last stage counts", literal=True)
+
+    def retraced(self, handles: Iterable[Handle]) -> Method:
+        """The method with only those ways of its choices that some of these handles took: the same search again."""
+        taken = [list(h.chosen.get("ways", ())) for h in handles]
+        stages: list[Stage] = []
+        for stage in reversed(self.stages):
+            best = stage.best if isinstance(stage, LookFurther) else stage
+            if isinstance(best, Best) and all(taken):
+                stage = best.only({ways.pop() for ways in taken})  # at the handles' places alone
+            stages.insert(0, stage)
+        return replace(self, stages=tuple(stages))
+
+
+LITERAL = "-literal"
+"""Ends the name of a method that is to be read literally: `plot-native-literal`."""
+
+
+def better(earlier: Handle | None, later: Handle) -> Handle:
+    """Whichever of two handles has the higher calibration score; the later one where they are equal or not scored."""
+    scores = [h.chosen.get("calibration_score") if h else None for h in (earlier, later)]
+    if earlier is None or scores[0] is None or scores[1] is None:
+        return later
+    return earlier if scores[0] > scores[1] + 1e-9 else later
 
 
 def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]:
-    """The methods of those names (all by default), in the registry's order."""
+    """The methods of those names (all by default), in the registry's order; `NAME-literal` is the paper's reading."""
     for name in names or []:
-        if name not in methods:
+        if name.removesuffix(LITERAL) not in methods:
             unknown("method", name, methods)
-    return [m for name, m in methods.items() if names is None or name in names]
+    chosen = [(n, m) for name, m in methods.items() for n, m in ((name, m), (f"{name}{LITERAL}", m.literally()))]
+    return [m for name, m in chosen if (name in methods if names is None else name in names)]
 
 
 def layered(search: Search = SEARCH) -> Method:
@@ -123,7 +159,8 @@ def progressive(
         (Localize(menus, fine, spec, coupling="place"), Calibrate(search)) for menus in (native, (pca,))
     ]
     inside.append((ClosedForm(),))
-    stages.append(Best((*inside, *ways)))
+    inner = Best((*inside, *ways))
+    stages.append(LookFurther(inner) if ways else inner)
     if das:
         stages.append(Best(((), (TrainDas(Hint.paper(), DasSpec(most=100), from_handles=True),))))
     return Method("plot", "tokens, places, then neurons, principal components and closed forms inside", tuple(stages))
@@ -132,7 +169,7 @@ def progressive(
 def random_progressive(draw: int, places: Sequence[Place]) -> Method:
     """The control of `progressive`: random neurons of any place, or where there are many, of one at random."""
     if len(places) <= FEW:
-        return random_sites(draw, SEARCH)
+        return random_sites(draw, WIDE_SEARCH)  # the plain grid is as good for random sites, at a twentieth of the cost
     stages = (
         ScoreSites("random", at_random(draw), whole_places),
         SelectPlaces(),

@@ -14,7 +14,9 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.run_directory import LISTS, Json, RunDirectory, write_json
 from plot_ot.handles import Handle
-from plot_ot.judging.verdict import Accuracy, Bootstrap, Verdict, controls, full_patch
+from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.intervals import Accuracy, Bootstrap
+from plot_ot.judging.verdict import Verdict
 from plot_ot.report.page import fragment, page, write_page
 from plot_ot.signatures import Readout, as_readout
 from plot_ot.stages.calibrate import correct

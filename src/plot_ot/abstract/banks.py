@@ -89,7 +89,7 @@ class Bank:
         labels = {v: causal.run(base, do={v: at_source[v]})[causal.output] for v in variables}
         changed = {v: ~same(at_base[v], at_source[v]) for v in variables}
         if family is None:
-            family, families = _families_by_change(changed)
+            family, families = families_by_change(changed)
         elif families is None:
             families = [str(k) for k in range(int(family.max()) + 1)]
         names = list(families or ())
@@ -189,7 +189,8 @@ class Bank:
         return group
 
 
-def _families_by_change(changed: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
+def families_by_change(changed: Mapping[str, Bool[Tensor, " pairs"]]) -> tuple[Int[Tensor, " pairs"], list[str]]:
+    """A family for every set of variables that some pair changes, named after them."""
     names = list(changed)
     code = sum((changed[v].long() << k for k, v in enumerate(names)), torch.zeros(len(changed[names[0]])).long())
     seen, family = torch.unique(code, return_inverse=True)

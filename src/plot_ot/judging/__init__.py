@@ -1,13 +1,22 @@
-"""What test banks say about a handle: intervals, controls, the verdict."""
+"""What test banks say about a handle: intervals, controls, gates, the verdict."""
 
+from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.gates import Answer, Gate
+from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
+from plot_ot.judging.judges import Judge
 from plot_ot.judging.naturalness import Naturalness
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import Accuracy, Bootstrap, Verdict, controls, full_patch, judge
+from plot_ot.judging.verdict import Opponents, Verdict, judge
 
 __all__ = [
     "Accuracy",
+    "Answer",
     "Bootstrap",
+    "Gate",
+    "Interval",
+    "Judge",
     "Naturalness",
+    "Opponents",
     "Status",
     "Verdict",
     "controls",

@@ -1,156 +1,61 @@
-"""Accuracies with intervals, controls, and the verdict on a variable (DESIGN §8). Saying no is a feature."""
+"""The verdict on a variable: a table of gates, read in a fixed order (DESIGN §8). Saying no is a feature."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy import ndarray
-from torch import Tensor
 
-from plot_ot.abstract.banks import Bank
-from plot_ot.edits import Frame
-from plot_ot.handles import Edit, Handle
+from plot_ot.errors import unknown
+from plot_ot.handles import Handle
+from plot_ot.judging import gates as g
+from plot_ot.judging.controls import Score, controls, full_patch, random_subspaces, score
+from plot_ot.judging.gates import LEAST_PAIRS, Answer, Gate
+from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
 from plot_ot.judging.status import Status
+from plot_ot.judging.usage import read_from_used
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct
-from plot_ot.subjects import BankRecording, Place, Subject
+from plot_ot.subjects import BankRecording
 
-MARGIN, COMPACT_LOSS, INVARIANCE, LEAST, DRAWS = 0.05, 0.02, 0.9, 10, 1000
 OUTPUT = 0.9
 """Share of pairs on which a place patched whole must set an output variable to be called its earliest place."""
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """A share of correct pairs with its 95 % bootstrap interval over base inputs."""
-
-    value: float
-    pairs: int
-    low: float
-    high: float
-
-
-class Bootstrap:
-    """Resamples the base inputs of a bank; the same draws for every method, so differences are paired."""
-
-    def __init__(self, bank: Bank, draws: int = DRAWS) -> None:
-        groups = bank.base_groups().numpy()
-        present, family = np.unique(bank.family.numpy(), return_inverse=True)
-        self.families = tuple(bank.families[f] for f in present)
-        self.shape = (int(groups.max()) + 1, len(present))
-        self.cell = groups * len(present) + family
-        count = self._per_cell(np.ones(len(groups)))
-        even = np.full(self.shape[0], 1 / self.shape[0])
-        drawn = np.random.default_rng(0).multinomial(self.shape[0], even, size=draws)
-        self.weights = drawn.astype(np.float32)
-        self.sizes = self.weights @ count
-        self.count, self.bases = count.sum(axis=0), (count > 0).sum(axis=0)
-
-    def _per_cell(self, values: Float[ndarray, " pairs"]) -> Float[ndarray, "bases families"]:
-        cells = self.shape[0] * self.shape[1]
-        return np.bincount(self.cell, weights=values, minlength=cells).reshape(self.shape).astype(np.float32)
-
-    def _resample(self, values: Float[ndarray, " pairs"]) -> tuple[Float[ndarray, " families"], ndarray]:
-        """Sums per family, and in every draw."""
-        sums = self._per_cell(values)
-        return sums.sum(axis=0, dtype=np.float64), self.weights @ sums
-
-    def balanced(self, values: Float[ndarray, " pairs"]) -> tuple[float, Float[ndarray, " draws"]]:
-        """The mean with families weighted equally, and its draws."""
-        sums, drawn = self._resample(values)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            per_family = np.where(self.sizes > 0, drawn / self.sizes, np.nan)
-        return float((sums / self.count).mean()), np.nanmean(per_family, axis=1)
-
-    def accuracy(self, right: Bool[Tensor, " pairs"], balanced: bool = False) -> Accuracy:
-        """Mean and interval of correctness over all pairs, or with families weighted equally."""
-        values = right.double().numpy()
-        if balanced:
-            mean, drawn = self.balanced(values)
-            # what was never seen could at worst hide in the smallest family, which has one share in the mean
-            return _accuracy(mean, drawn, len(values), int(self.bases.min()) * len(self.families))
-        _, draws = self._resample(values)
-        drawn = draws.sum(axis=1) / self.sizes.sum(axis=1)
-        return _accuracy(float(values.mean()), drawn, len(values), self.shape[0])
-
-    def by_family(self, right: Bool[Tensor, " pairs"]) -> dict[str, Accuracy]:
-        """Mean and interval within every family."""
-        sums, draws = self._resample(right.double().numpy())
-        found = {}
-        for f, name in enumerate(self.families):
-            some = self.sizes[:, f] > 0
-            drawn = draws[some, f] / self.sizes[some, f]
-            found[name] = _accuracy(float(sums[f] / self.count[f]), drawn, int(self.count[f]), int(self.bases[f]))
-        return found
-
-    def beats(self, right: Tensor, control: Float[ndarray, " pairs"], margin: float) -> tuple[bool, float]:
-        """Whether the lower 95 % bound of (handle - control) exceeds the margin; and that bound."""
-        _, drawn = self.balanced(right.double().numpy() - control)
-        low = float(np.quantile(drawn, 0.025))
-        return low > margin, low
-
-
-def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
-    """The percentile interval; with no variation to resample, the rule of three over base inputs."""
-    low, high = (float(q) for q in np.quantile(drawn, (0.025, 0.975)))
-    unseen = min(1.0, 3 / bases)
-    if mean == 1.0:
-        low = 1 - unseen
-    elif mean == 0.0:
-        high = unseen
-    return Accuracy(mean, pairs, low, high)
-
-
-def answers_right(outputs: Tensor, recording: BankRecording, variable: str, look: Readout) -> Bool[Tensor, " pairs"]:
-    """Whether given outputs, one per pair, are the variable's counterfactual labels."""
-    labels = recording.bank.labels[variable].to(outputs.device)
-    return look.correct(outputs.unsqueeze(0), labels)[0].cpu()
-
-
-def controls(recording: BankRecording, variable: str, look: Readout) -> dict[str, Bool[Tensor, " pairs"]]:
-    """Correctness of doing nothing and of copying the source's answer."""
-    return {
-        "no-edit": answers_right(recording.base_outputs, recording, variable, look),
-        "copy-source": answers_right(recording.source_outputs, recording, variable, look),
-    }
-
-
-def full_patch(variable: str, places: list[Place], subject: Subject) -> Handle:
-    """Everything at these places taken from the source."""
-    edits = tuple(Edit(p, Frame.identity(p.width), torch.ones(p.width)) for p in places)
-    return Handle(variable, edits, subject.identity())
-
-
-def random_subspaces(handle: Handle, count: int, generator: torch.Generator) -> list[Handle]:
-    """Handles of the same size at the same places, in random directions."""
-    drawn = []
-    for _ in range(count):
-        edits = []
-        for e in handle.edits:
-            basis = torch.linalg.qr(torch.randn(e.place.width, e.size, generator=generator))[0]
-            edits.append(Edit(e.place, Frame.orthonormal(basis, "random"), torch.ones(e.size)))
-        drawn.append(Handle(handle.variable, tuple(edits), handle.subject))
-    return drawn
+RANDOM_HANDLES, RANDOM_AT_ONCE, SUBSPACES = 20, 5, 20
+"""Random handles at most; drawn so many at a time until their gates have an answer; random subspaces."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the test banks say about one variable's handle, with the numbers behind it."""
+    """What the test banks say about one variable's handle, with the gates and the numbers behind it."""
 
     variable: str
     status: Status
     sentence: str
     evidence: Mapping[str, float]
+    gates: tuple[Gate, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What to be careful about, one sentence each."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Verdict:
         """A verdict as it was before it was written to a file."""
-        return cls(row["variable"], Status(row["status"]), row["sentence"], row["evidence"])
+        gates = tuple(Gate(**{**gate, "answer": Answer(gate["answer"])}) for gate in row.get("gates", ()))
+        notes = tuple(row.get("notes", ()))
+        return cls(row["variable"], Status(row["status"]), row["sentence"], row["evidence"], gates, notes)
+
+    def as_row(self) -> dict[str, Any]:
+        """The verdict as plain values, for a file."""
+        return asdict(self) | {
+            "status": str(self.status),
+            "gates": [asdict(gate) | {"answer": str(gate.answer)} for gate in self.gates],
+            "notes": list(self.notes),
+        }
 
     @property
     def accuracy(self) -> float | None:
@@ -163,111 +68,223 @@ class Verdict:
         low, high = (self.evidence.get(f"handle_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
+    def with_notes(self, notes: Sequence[str]) -> Verdict:
+        """The verdict with more to be careful about, which its sentence says as well."""
+        if not notes:
+            return self
+        said = " ".join(f"Note: {note}." for note in notes)
+        return replace(self, sentence=f"{self.sentence} {said}", notes=(*self.notes, *notes))
+
+    def gate(self, name: str) -> Gate:
+        """The gate of that name."""
+        for gate in self.gates:
+            if gate.name == name:
+                return gate
+        unknown("gate", name, [gate.name for gate in self.gates])
+
     def __str__(self) -> str:
         return self.sentence
+
+
+@dataclass(frozen=True)
+class Opponents:
+    """The controls that cost a search of their own, as a verdict asks for them."""
+
+    random: Callable[[int], Handle]
+    """The k-th random handle: a random ranking of sites, then the same search."""
+    shuffled: Sequence[Score] = ()
+    """What the same search reaches on shuffled values of the variable."""
+    reinitialised: Sequence[Score] = ()
+    """What it reaches in networks of the same shape with fresh weights."""
 
 
 def judge(
     handle: Handle,
     sensitivity: BankRecording,
     invariance: BankRecording,
-    random_handles: list[Handle],
-    look: Readout,
+    fit: BankRecording,
+    calibration: BankRecording,
+    opponents: Opponents,
+    readout: Readout,
     generator: torch.Generator,
 ) -> Verdict:
-    """Compare a handle with its controls on discriminating pairs, families weighted equally."""
+    """Ask every gate about a handle, on discriminating test pairs with families weighted equally."""
     variable, subject = handle.variable, sensitivity.subject
     power = sensitivity.bank.power(variable)
     if power.is_output:
-        return _output_variable(variable, sensitivity, look)
-    gaps = power.missing(LEAST)
+        return _output_variable(variable, sensitivity, readout)
+    gaps = power.missing(LEAST_PAIRS)
     if gaps:
         sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
         return Verdict(variable, Status.UNDECIDED, sentence, {"discriminating": power.discriminating})
 
     tested = sensitivity.select(sensitivity.bank.discriminating(variable))
-    boot = Bootstrap(tested.bank)
+    boot, boot_kept = Bootstrap(tested.bank), Bootstrap(invariance.bank)
 
-    def on(h: Handle) -> ndarray:
-        return correct(tested, h, look).double().numpy()
+    def on(h: Handle) -> Float[ndarray, " pairs"]:
+        return correct(tested, h, readout).double().numpy()
 
-    mine = correct(tested, handle, look)
-    score = boot.accuracy(mine, balanced=True)
-    kept = Bootstrap(invariance.bank).accuracy(correct(invariance, handle, look), balanced=True)
-    at_random = [on(h) for h in random_handles]
+    right = on(handle)
+    accuracy = boot.accuracy(correct(tested, handle, readout), balanced=True)
+    kept = boot_kept.accuracy(correct(invariance, handle, readout), balanced=True)
+    copied = controls(tested, variable, readout)["copy-source"].double().numpy()
     everywhere = np.mean([on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
-    copied = controls(tested, variable, look)["copy-source"].double().numpy()
     patched = on(full_patch(variable, [e.place for e in handle.edits], subject))
-    evidence = {
-        "handle": score.value,
-        "handle_low": score.low,
-        "handle_high": score.high,
+    at_random, random_gates = _against_random(boot, right, lambda k: on(opponents.random(k)))
+    table = [
+        g.beats("copying the source", boot.interval(right - copied)),
+        g.beats("random places", boot.interval(right - everywhere)),
+        *random_gates,
+    ]
+    own = score([sensitivity, invariance], handle, readout)
+    numbers: dict[str, float] = {}
+    vacuous = {"shuffled values": opponents.shuffled, "a re-initialised network": opponents.reinitialised}
+    for (name, others), key in zip(vacuous.items(), ("shuffled", "reinitialised"), strict=True):
+        if others and own is not None:
+            mean = _mean(others)
+            numbers |= {"score": own.value, key: mean.value}
+            table.append(g.beats(name, own.ahead_of(mean)))
+    worked = g.works(accuracy, int(boot.bases.min()) * len(boot.families))
+    alone = g.leaves_the_rest_alone(kept, boot_kept.balanced_bases)
+    table += [worked, alone]
+    notes = []
+    if not any(
+        gate.fails and gate is not worked for gate in table
+    ):  # where the answer is no, nobody asks what it reads
+        rebuilt = read_from_used(handle, fit, calibration, readout, generator)
+        if rebuilt is None:
+            notes.append("it reads through an encoder, so whether that reading is used later was not tested")
+        else:
+            again = on(rebuilt.handle)
+            numbers["read_from_used"] = boot.balanced(again)[0]
+            table.append(g.reads_what_is_used(boot.interval(again - right), rebuilt.used, rebuilt.width))
+    subspaces = [on(h) for h in random_subspaces(handle, SUBSPACES, generator)]
+    dimensions = sum(e.place.width for e in handle.edits)
+    small = g.compact(
+        handle.size, dimensions, boot.interval(right - patched), boot.interval(right - np.mean(subspaces, axis=0))
+    )
+    numbers = {
+        "handle": accuracy.value,
+        "handle_low": accuracy.low,
+        "handle_high": accuracy.high,
         "invariance": kept.value,
         "invariance_low": kept.low,
         "copy_source": boot.balanced(copied)[0],
         "random_mean": boot.balanced(np.mean(at_random, axis=0))[0],
         "random_best": max(boot.balanced(r)[0] for r in at_random),
+        "random_handles": len(at_random),
         "random_places": boot.balanced(everywhere)[0],
+        "random_subspace": boot.balanced(np.mean(subspaces, axis=0))[0],
         "full_patch": boot.balanced(patched)[0],
         "size": handle.size,
-        "width": sum(e.place.width for e in handle.edits),
+        "width": dimensions,
         "discriminating": power.discriminating,
+        "base_inputs": boot.shape[0],
+        **numbers,
     }
-    failures = []
-    for name, control in (
-        ("copying the source", copied),
-        ("random places", everywhere),
-        ("random handles", np.mean(at_random, axis=0)),
-    ):
-        ahead, low = boot.beats(mine, control, MARGIN)
-        if not ahead:
-            failures.append(f"does not beat {name} by {MARGIN} (lower bound of the difference {low:+.3f})")
-    if evidence["handle"] < evidence["random_best"]:
-        failures.append(f"one of {len(at_random)} random handles does better, {evidence['random_best']:.3f}")
-    if kept.low < INVARIANCE:
-        failures.append(f"invariance may be as low as {kept.low:.3f}")
-    if len(failures) == 1 and kept.low < INVARIANCE and kept.value == 1.0:  # nothing went wrong, but little was tried
-        bases = len(invariance.bank.base_groups().unique())
-        sentence = (
-            f"{variable}: undecided with these pairs; too few base inputs whose source keeps it ({bases}): its "
-            f"invariance was never broken, but may be as low as {kept.low:.3f}."
-        )
-        return Verdict(variable, Status.UNDECIDED, sentence, evidence)
-    where = ", ".join(handle.places)
+    status = decide(table, worked, small)
+    sentence = _sentence(handle, status, table, accuracy, kept, numbers)
+    return Verdict(variable, status, sentence, numbers, (*table, small), tuple(notes))
+
+
+def decide(table: Sequence[Gate], worked: Gate, small: Gate) -> Status:
+    """The status that a table of gates makes; `small` only tells placed from placed and compact."""
+    broken = [gate for gate in table if gate.fails]
+    if any(gate.name not in ("works", "reads what is used") for gate in broken):
+        return Status.ABSENT
+    if any(gate.name == "reads what is used" for gate in broken):
+        return Status.DECODABLE
+    against_controls = [gate for gate in table if gate.name.startswith(("beats", "no random"))]
+    if worked.fails:
+        return Status.IN_PART if all(gate.holds for gate in against_controls) else Status.ABSENT
+    if any(not gate.holds for gate in table):
+        return Status.UNDECIDED
+    return Status.COMPACT if small.holds else Status.PLACED
+
+
+def _against_random(
+    boot: Bootstrap, right: Float[ndarray, " pairs"], correctness: Callable[[int], ndarray]
+) -> tuple[list[ndarray], list[Gate]]:
+    """Random handles, drawn until their gates have an answer; the mean's interval also resamples the handles."""
+    drawn: list[ndarray] = []
+    mine, mine_drawn = boot.balanced(right)
+    rng = np.random.default_rng(3)
+    while True:
+        drawn += [correctness(k) for k in range(len(drawn), len(drawn) + RANDOM_AT_ONCE)]
+        each = [boot.balanced(r) for r in drawn]
+        draws = np.stack([d for _, d in each])
+        chosen = rng.integers(len(drawn), size=draws.shape)
+        mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
+        difference = mine - float(np.mean([m for m, _ in each]))
+        best = max(range(len(drawn)), key=lambda k: each[k][0])
+        gates = [
+            g.beats("random handles", Interval.of(difference, mine_drawn - mean, boot.balanced_bases)),
+            g.none_better(len(drawn), boot.interval(right - drawn[best])),
+        ]
+        if len(drawn) >= RANDOM_HANDLES or all(gate.answer is not Answer.CANNOT_SAY for gate in gates):
+            return drawn, gates
+
+
+def _mean(scores: Sequence[Score]) -> Score:
+    drawn = np.mean([s.drawn for s in scores], axis=0)
+    return Score(float(np.mean([s.value for s in scores])), drawn, min(s.bases for s in scores))
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _sentence(
+    handle: Handle, status: Status, table: Sequence[Gate], accuracy: Accuracy, kept: Accuracy, n: Mapping[str, float]
+) -> str:
+    where, variable = ", ".join(handle.places), handle.variable
     numbers = (
-        f"handle {score.value:.3f} [{score.low:.3f}, {score.high:.3f}], full patch {evidence['full_patch']:.3f}, "
-        f"copy-source {evidence['copy_source']:.3f}, random {evidence['random_mean']:.3f}, invariance {kept.value:.3f}"
+        f"handle {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}], full patch {n['full_patch']:.3f}, "
+        f"copy-source {n['copy_source']:.3f}, random {n['random_mean']:.3f}, invariance {kept.value:.3f}"
     )
-    if failures:
-        sentence = f"{variable}: not localized here ({where}): {'; '.join(failures)}. {_capital(numbers)}."
-        return Verdict(variable, Status.ABSENT, sentence, evidence)
-    subspaces = [on(h) for h in random_subspaces(handle, 20, generator)]
-    evidence["random_subspace"] = boot.balanced(np.mean(subspaces, axis=0))[0]
-    _, compared = boot.balanced(mine.double().numpy() - patched)
-    compact = (
-        handle.size < evidence["width"]
-        and float(np.quantile(compared, 0.025)) > -COMPACT_LOSS
-        and boot.beats(mine, np.mean(subspaces, axis=0), 0.0)[0]
+    also = f"{numbers[0].upper()}{numbers[1:]}."
+    if status is Status.COMPACT:
+        return f"{variable}: placed in {where}, compact in {handle.size} of {n['width']} dimensions; {numbers}."
+    if status is Status.PLACED:
+        return f"{variable}: placed in {where}; {numbers}."
+    if status is Status.IN_PART:
+        best = max(n["copy_source"], n["random_mean"], n["random_places"], 0.0)
+        closed = (accuracy.value - best) / max(1 - best, 1e-9)
+        return (
+            f"{variable}: in part in {where}: the handle beats every control but is right on only "
+            f"{accuracy.value:.0%} of the discriminating pairs [{accuracy.low:.0%}, {accuracy.high:.0%}]; it closes "
+            f"{closed:.0%} of the gap between the best control and always right. {also}"
+        )
+    if status is Status.UNDECIDED:
+        open_gates = [gate for gate in table if gate.answer is Answer.CANNOT_SAY]
+        return (
+            f"{variable}: undecided with these pairs ({where}): {'; '.join(x.sentence for x in open_gates)}. "
+            f"{_wanted(g.deciding(open_gates))} {also}"
+        )
+    reasons = "; ".join(gate.sentence for gate in table if gate.fails) or "; ".join(
+        gate.sentence for gate in table if not gate.holds
     )
-    status = Status.COMPACT if compact else Status.PLACED
-    size = f", compact in {handle.size} of {evidence['width']} dimensions" if compact else ""
-    return Verdict(variable, status, f"{variable}: placed in {where}{size}; {numbers}.", evidence)
+    name = "decodable here, not used here" if status is Status.DECODABLE else "not localized here"
+    return f"{variable}: {name} ({where}): {reasons}. {also}"
 
 
-def _output_variable(variable: str, sensitivity: BankRecording, look: Readout) -> Verdict:
+def _wanted(more: float) -> str:
+    """About how many more pairs would decide, in words."""
+    if not math.isfinite(more) or more > 100:
+        return "More pairs of this kind would hardly decide it: the handle lies almost exactly at the bound."
+    return f"About {max(1.5, more):.2g} times as many base inputs would decide."
+
+
+def _output_variable(variable: str, sensitivity: BankRecording, readout: Readout) -> Verdict:
     """A variable that copying the source also sets: all there is to say is from where on a patch does it."""
     subject, reached = sensitivity.subject, 0.0
     said = f"{variable}: an output variable (its label always equals the source's answer); copying it proves nothing."
     for place in subject.places:
-        right = correct(sensitivity, full_patch(variable, [place], subject), look)
+        right = correct(sensitivity, full_patch(variable, [place], subject), readout)
         reached = max(reached, float(right.double().mean()))
         if reached >= OUTPUT:
             said += f" The earliest place that sets it, patched whole, is {place.name} ({reached:.3f})."
             break
     else:
         said += f" No place patched whole sets it on {OUTPUT:.0%} of the pairs (at best {reached:.3f})."
-    return Verdict(variable, Status.OUTPUT, said, {"pairs": sensitivity.bank.power(variable).pairs, "patch": reached})
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    numbers = {"pairs": sensitivity.bank.power(variable).pairs, "patch": reached}
+    return Verdict(variable, Status.OUTPUT, said, numbers)

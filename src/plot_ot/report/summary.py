@@ -9,8 +9,8 @@ from statistics import fmean
 
 from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.judging.gates import COMPACT_LOSS, KEEPS
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import COMPACT_LOSS, INVARIANCE
 from plot_ot.methods import MethodKind
 from plot_ot.report.tables import CONTROLS, methods_in
 
@@ -195,7 +195,7 @@ def _handles(reading: Reading, method: str) -> list[str]:
     verdicts = reading.rows("verdicts", method=method)
     for v in verdicts:
         e = v["evidence"]
-        if numbers(e.get("invariance_low")) and e["invariance_low"] < INVARIANCE:
+        if numbers(e.get("invariance_low")) and e["invariance_low"] < KEEPS:
             weak.setdefault(v["variable"], []).append(v)
         if len(numbers([e.get("handle"), e.get("full_patch")])) == 2 and e["handle"] < e["full_patch"] - COMPACT_LOSS:
             worse.setdefault(v["variable"], []).append(v)
@@ -206,7 +206,7 @@ def _handles(reading: Reading, method: str) -> list[str]:
 
     said = [
         f"{v}: weak invariance{where(some)}: its lower bound is "
-        f"{min(x['evidence']['invariance_low'] for x in some):.3f}, below {INVARIANCE}."
+        f"{min(x['evidence']['invariance_low'] for x in some):.3f}, below {KEEPS}."
         for v, some in weak.items()
     ]
     for name, some in worse.items():

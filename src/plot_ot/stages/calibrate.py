@@ -79,10 +79,27 @@ def calibrate(
         "tied_at_K": chosen.coupling.tied_at(variable, size),
         "by_support": _best_by_support(candidates, surface),
         "calibration_score": best,
+        "at_edge": at_edge(search, k, s, len(chosen.family)),
     }
     one = variants[at][k * len(search.strengths) + s].unsqueeze(0)
     handle = handle_from_edits(variable, chosen.family.edits(one), 0, recording.subject, described)
     return Calibration(handle, best, search.sizes, search.strengths, surface, at)
+
+
+def at_edge(search: Search, size: int, strength: int, sites: int) -> list[str]:
+    """Which choices lie at the end of their grid, in words: a better one may lie beyond."""
+    said = edge_of(search.strengths, strength)
+    if len(search.sizes) > 1 and size == len(search.sizes) - 1 and search.sizes[size] < sites:
+        said.append(f"its {search.sizes[size]} sites are the most that were tried")
+    return said
+
+
+def edge_of(strengths: Sequence[float], chosen: int) -> list[str]:
+    """Whether a strength is the largest or smallest of its grid, in words; a strength of 1 is never remarkable."""
+    if len(strengths) == 1 or strengths[chosen] == 1 or min(strengths) < strengths[chosen] < max(strengths):
+        return []
+    end = "largest" if strengths[chosen] == max(strengths) else "smallest"
+    return [f"its strength {strengths[chosen]:g} is the {end} that was tried"]
 
 
 def _best_by_support(candidates: Sequence[Candidate], surface: Tensor) -> dict[str, float]:

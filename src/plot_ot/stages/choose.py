@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise, product
@@ -124,10 +124,12 @@ class Best:
         ends = [reduce(lambda at, stage: stage(problem, at), way, state) for way in self.ways]
         handles, calibrations = {}, {}
         for v in problem.variables:
-            best = self._best([(end.handles[v], end) for end in ends])
-            handles[v] = best.handles[v]
+            way = self._best([end.handles[v] for end in ends])
+            best = ends[way]
+            taken = (*best.handles[v].chosen.get("ways", ()), way)  # a handle that was kept knows its earlier ways
+            handles[v] = _noting(best.handles[v], ways=taken)
             if v in best.calibrations and best.calibrations[v].handle is best.handles[v]:
-                calibrations[v] = best.calibrations[v]
+                calibrations[v] = replace(best.calibrations[v], handle=handles[v])
         fitted = [end for end in ends if end.candidates is not state.candidates]
         candidates = {v: tuple(c for end in fitted for c in end.candidates.get(v, ())) for v in problem.variables}
         return replace(
@@ -147,11 +149,90 @@ class Best:
         ahead.open = before
         ahead.narrow(1)
 
-    def _best(self, ends: Sequence[tuple[Handle, State]]) -> State:
-        scores = [round(float(handle.chosen["calibration_score"]), 9) for handle, _ in ends]
-        tied = [end for end, score in zip(ends, scores, strict=True) if score == max(scores)]
-        fewest = min(handle.size for handle, _ in tied)
-        return next(end for handle, end in tied if handle.size <= self.readable * fewest)
+    def _best(self, handles: Sequence[Handle]) -> int:
+        scores = [round(float(h.chosen["calibration_score"]), 9) for h in handles]
+        tied = [k for k, score in enumerate(scores) if score == max(scores)]
+        fewest = min(handles[k].size for k in tied)
+        return next(k for k in tied if handles[k].size <= self.readable * fewest)
+
+    def only(self, ways: Iterable[int]) -> Best:
+        """The same choice between some of the ways."""
+        return replace(self, ways=tuple(self.ways[k] for k in sorted(ways)))
+
+
+@dataclass(frozen=True)
+class LookFurther:
+    """Choose at the places kept so far, and where calibration is not content, look into those that were dropped.
+
+    A whole patch of a place that several variables share looks like copying the source, so a coarse stage may drop
+    the right place. As long as a variable's calibration score is below `enough`, the next places in the order of the
+    coarse coupling are tried, as many at a time as were kept, up to `most` more. What is left is named as untried.
+    """
+
+    best: Best
+    enough: float = 0.97
+    most: int = 6
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        found, tried = self.best(problem, state), {v: list(state.places[v]) for v in problem.variables}
+        left = {v: [p for p in self._order(problem, state, v) if p not in tried[v]] for v in problem.variables}
+        for _ in range(self.most):
+            wanting = [v for v in problem.variables if left[v] and self._score(found, v) < self.enough]
+            wanting = [v for v in wanting if len(tried[v]) - len(state.places[v]) < self.most]
+            if not wanting:
+                break
+            places = dict(found.places)
+            for v in wanting:
+                count = max(1, len(state.places[v]))
+                places[v], left[v] = tuple(left[v][:count]), left[v][count:]
+                tried[v] += places[v]
+            again = self.best(problem, replace(state, places=places))
+            for v in wanting:
+                if self._score(again, v) > self._score(found, v) + 1e-9:
+                    found = _with_variable(found, again, v)
+        handles = {v: _noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
+        same = {v: c for v, c in found.calibrations.items() if c.handle is found.handles[v]}
+        kept = {v: replace(c, handle=handles[v]) for v, c in same.items()}
+        return replace(found, handles=handles, calibrations=kept)
+
+    def forecast(self, ahead: Forecast) -> None:
+        if ahead.case == "highest":  # nothing was good enough until the budget was spent
+            at = {v: dict(own) for v, own in ahead.open.items()}
+            first = max(map(len, at.values()))
+            for _ in range(-(-self.most // max(1, first))):
+                self.best.forecast(ahead)
+                ahead.open = {v: dict(own) for v, own in at.items()}
+        self.best.forecast(ahead)
+
+    def _order(self, problem: Problem, state: State, variable: str) -> list[Place]:
+        """All places, those of lowest cost in the coarse coupling first."""
+        ranked: list[Place] = []
+        for c in state.candidates.get(variable, ())[:1]:
+            ranked = [p for j in c.coupling.ranking(variable) for p in c.family.sites[j].places]
+        return list(dict.fromkeys([*ranked, *problem.subject.places]))
+
+    def _score(self, state: State, variable: str) -> float:
+        return float(state.handles[variable].chosen["calibration_score"])
+
+
+def _with_variable(state: State, other: State, variable: str) -> State:
+    """A state with what another found about one variable."""
+    calibrations = {v: c for v, c in state.calibrations.items() if v != variable}
+    if variable in other.calibrations:
+        calibrations[variable] = other.calibrations[variable]
+    return replace(
+        state,
+        places={**state.places, variable: other.places[variable]},
+        handles={**state.handles, variable: other.handles[variable]},
+        candidates={**state.candidates, variable: other.candidates.get(variable, ())},
+        signatures=(*state.signatures, *other.signatures),
+        calibrations=calibrations,
+    )
+
+
+def _noting(handle: Handle, **facts: object) -> Handle:
+    """The handle with more said about how it was chosen."""
+    return replace(handle, chosen={**handle.chosen, **facts})
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
-from plot_ot.stages.calibrate import pair_weights, scored_frames
+from plot_ot.stages.calibrate import edge_of, pair_weights, scored_frames
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
@@ -63,6 +63,7 @@ class ClosedForm:
                 "rule": best.rule,
                 "strength": self.strengths[k],
                 "calibration_score": float(scores[at, k]),
+                "at_edge": edge_of(self.strengths, k),
                 "by_form": _best_by([c.kind for c in candidates], reached),
                 "by_support": _best_by([c.place.name for c in candidates], reached),
             }

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -17,8 +16,10 @@ from plot_ot.edits import EditBatch, respond
 from plot_ot.engine import Engine, InProcess, Recipe, Unit, record_shared, run, shards
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
+from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.intervals import Bootstrap
+from plot_ot.judging.judges import Judge
 from plot_ot.judging.naturalness import naturalness
-from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.methods import Method
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct
@@ -26,7 +27,6 @@ from plot_ot.stages.problem import Clock, Problem, State
 from plot_ot.subjects import BankRecording, Place, Subject
 from plot_ot.transport import Coupling
 
-RANDOM_HANDLES = 20
 EXAMPLES = 20
 """Examples kept per method and variable of a text task."""
 
@@ -60,6 +60,8 @@ class Prepared:
     transfer: Mapping[tuple[str, str], Bank] = field(default_factory=dict)
     """More test banks, of another distribution; reported apart."""
     spoken: Spoken | None = None
+    controls: str = "standard"
+    """Which controls a verdict has; see `judging.judges.CONTROLS`."""
     recipe: Recipe | None = None
     """How workers elsewhere make the network for themselves; without it, it is sent to them."""
 
@@ -88,6 +90,7 @@ class Study:
         self.prepared = prepared
         splits = prepared.splits
         engine = engine or InProcess()
+        self._engine, self._shard = engine, shard
         clock = Clock()
         with clock.part("recording"):
             banks = splits.fit, splits.calibration, *splits.test.values()
@@ -104,7 +107,7 @@ class Study:
         self.problem = Problem(
             prepared.subject, fit, calibration, splits.fit.variables, prepared.readout, prepared.seed, prepared.score
         )
-        self._random: dict[str, list[Handle]] = {}
+        self.judge = Judge(self.problem, self.tests, self._recorded, prepared.controls)
 
     # -- units -------------------------------------------------------------------------------------------
 
@@ -136,7 +139,10 @@ class Study:
             "examples": [e for h in state.handles.values() for e in self._examples(method.name, h)],
         }
         if method.kind.judged:
-            unit["verdicts"] = [self._verdict(method.name, h, random_method) for h in state.handles.values()]
+            before = self.judge.seconds
+            found = self.judge.verdicts(method, state, random_method)
+            unit["verdicts"] = [{**self._key(method.name), **v.as_row()} for v in found]
+            unit["runtimes"][0]["controls"] = self.judge.seconds - before
         return unit, dict(state.handles)
 
     def control_unit(self) -> Json:
@@ -181,6 +187,10 @@ class Study:
                 }
             )
         return {"sweeps": sweeps}
+
+    def _recorded(self, subject: Subject, banks: Sequence[Bank]) -> Sequence[BankRecording]:
+        """Banks recorded on another network, by the same engine."""
+        return record_shared(self._engine.crew(subject, None), subject, banks, self._shard)
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -332,21 +342,6 @@ class Study:
             }
             for k, t in enumerate(chosen)
         ]
-
-    def _verdict(self, method: str, handle: Handle, random_method: Callable[[int], Method]) -> Json:
-        if not self._random:
-            drawn = [random_method(k).run(self.problem)[0].handles for k in range(RANDOM_HANDLES)]
-            self._random = {v: [handles[v] for handles in drawn] for v in self.problem.variables}
-        v = handle.variable
-        verdict = judge(
-            handle,
-            self.tests[v, "sensitivity"],
-            self.tests[v, "invariance"],
-            self._random[v],
-            self.problem.readout,
-            torch.Generator().manual_seed(self.prepared.seed),
-        )
-        return {**self._key(method), **asdict(verdict)}
 
 
 def _responses(recording: BankRecording, edits: Sequence[EditBatch]) -> Float[Tensor, "variants pairs ..."]:

@@ -82,6 +82,9 @@ class CausalSubject(Subject):
     def structure(self) -> str:
         return repr(self.causal)
 
+    def reinitialised(self, generator: torch.Generator) -> Subject:
+        raise PlotError("A causal model has no weights to draw anew. Use controls='standard'.")
+
     def record(self, inputs: Tensor, bases: Tensor | None = None) -> Store:
         return self.record_in_chunks(inputs, self._recorded)
 

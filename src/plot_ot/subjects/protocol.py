@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -219,6 +220,16 @@ class Subject(ABC):
     def structure(self) -> str:
         """What else makes this network what it is: networks of the same weights may compute different things."""
         return ""
+
+    def reinitialised(self, generator: torch.Generator) -> Subject:
+        """A network of the same shape with fresh weights: every matrix drawn anew, at the scale that it has."""
+        fresh = copy.deepcopy(self)
+        with torch.no_grad():
+            for weight in fresh.weights().values():
+                if weight.is_floating_point() and weight.ndim >= 2:
+                    noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
+                    weight.copy_(noise * weight.float().std().to(weight))
+        return fresh
 
     def identity(self) -> str:
         """A digest of structure and weights: a handle belongs to one network."""

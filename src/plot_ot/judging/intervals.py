@@ -1,0 +1,115 @@
+"""Accuracies and differences with 95 % bootstrap intervals over base inputs, families weighted equally where asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
+from torch import Tensor
+
+from plot_ot.abstract.banks import Bank
+
+DRAWS = 1000
+LOW, HIGH = 0.025, 0.975
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A share of correct pairs with its 95 % bootstrap interval over base inputs."""
+
+    value: float
+    pairs: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number with its 95 % interval, and how many independent base inputs stand behind it."""
+
+    value: float
+    low: float
+    high: float
+    bases: int
+
+    @classmethod
+    def of(cls, value: float, drawn: Float[ndarray, " draws"], bases: int) -> Interval:
+        """The percentile interval of some draws, never narrower than the rule of three allows."""
+        low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
+        unseen = rule_of_three(bases)
+        return cls(value, min(low, value - unseen), max(high, value + unseen), bases)
+
+
+def rule_of_three(bases: int) -> float:
+    """The share that an event never seen in so many independent inputs may still have (at 95 %)."""
+    return min(1.0, 3 / bases)
+
+
+class Bootstrap:
+    """Resamples the base inputs of a bank; the same draws for every method, so differences are paired."""
+
+    def __init__(self, bank: Bank, draws: int = DRAWS) -> None:
+        groups = bank.base_groups().numpy()
+        present, family = np.unique(bank.family.numpy(), return_inverse=True)
+        self.families = tuple(bank.families[f] for f in present)
+        self.shape = (int(groups.max()) + 1, len(present))
+        self.cell = groups * len(present) + family
+        count = self._per_cell(np.ones(len(groups)))
+        even = np.full(self.shape[0], 1 / self.shape[0])
+        drawn = np.random.default_rng(0).multinomial(self.shape[0], even, size=draws)
+        self.weights = drawn.astype(np.float32)
+        self.sizes = self.weights @ count
+        self.count, self.bases = count.sum(axis=0), (count > 0).sum(axis=0)
+
+    @property
+    def balanced_bases(self) -> int:
+        """Independent inputs behind a mean over families: what was never seen may at worst hide in the smallest."""
+        return int(self.bases.min()) * len(self.families)
+
+    def _per_cell(self, values: Float[ndarray, " pairs"]) -> Float[ndarray, "bases families"]:
+        cells = self.shape[0] * self.shape[1]
+        return np.bincount(self.cell, weights=values, minlength=cells).reshape(self.shape).astype(np.float32)
+
+    def _resample(self, values: Float[ndarray, " pairs"]) -> tuple[Float[ndarray, " families"], ndarray]:
+        """Sums per family, and in every draw."""
+        sums = self._per_cell(values)
+        return sums.sum(axis=0, dtype=np.float64), self.weights @ sums
+
+    def balanced(self, values: Float[ndarray, " pairs"]) -> tuple[float, Float[ndarray, " draws"]]:
+        """The mean with families weighted equally, and its draws."""
+        sums, drawn = self._resample(values)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            per_family = np.where(self.sizes > 0, drawn / self.sizes, np.nan)
+        return float((sums / self.count).mean()), np.nanmean(per_family, axis=1)
+
+    def interval(self, values: Float[ndarray, " pairs"]) -> Interval:
+        """The interval of a mean over pairs (of a difference, say), families weighted equally."""
+        return Interval.of(*self.balanced(values), self.balanced_bases)
+
+    def accuracy(self, right: Bool[Tensor, " pairs"], balanced: bool = False) -> Accuracy:
+        """The mean and interval of correctness over all pairs, or with families weighted equally."""
+        values = right.double().numpy()
+        if balanced:
+            return _accuracy(*self.balanced(values), len(values), self.balanced_bases)
+        _, draws = self._resample(values)
+        drawn = draws.sum(axis=1) / self.sizes.sum(axis=1)
+        return _accuracy(float(values.mean()), drawn, len(values), self.shape[0])
+
+    def by_family(self, right: Bool[Tensor, " pairs"]) -> dict[str, Accuracy]:
+        """The mean and interval within every family."""
+        sums, draws = self._resample(right.double().numpy())
+        found = {}
+        for f, name in enumerate(self.families):
+            some = self.sizes[:, f] > 0
+            drawn = draws[some, f] / self.sizes[some, f]
+            found[name] = _accuracy(float(sums[f] / self.count[f]), drawn, int(self.count[f]), int(self.bases[f]))
+        return found
+
+
+def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
+    """The interval of a share: between 0 and 1, and with no variation to resample the rule of three decides."""
+    low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
+    unseen = rule_of_three(bases)
+    return Accuracy(mean, pairs, min(low, 1 - unseen), max(high, unseen))

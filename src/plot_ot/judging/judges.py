@@ -1,0 +1,116 @@
+"""The judge of one seed: puts a method's handles before the gates, and finds the controls that need a search."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from plot_ot.abstract.banks import Bank
+from plot_ot.errors import unknown
+from plot_ot.handles import Handle
+from plot_ot.judging.controls import Score, score, with_shuffled_values
+from plot_ot.judging.notes import notes_on, untried
+from plot_ot.judging.status import Status
+from plot_ot.judging.verdict import Opponents, Verdict, judge
+from plot_ot.methods import Method
+from plot_ot.stages.problem import Problem, State
+from plot_ot.subjects import BankRecording, Place, Subject
+
+CONTROLS = ("standard", "full")
+"""`standard`: random handles and shuffled values. `full`: also a re-initialised network, which is recorded anew."""
+
+Tests = Mapping[tuple[str, str], BankRecording]
+Record = Callable[[Subject, Sequence[Bank]], Sequence[BankRecording]]
+
+
+@dataclass
+class Judge:
+    """Judges the handles of methods on one problem; controls that methods share are found once."""
+
+    problem: Problem
+    tests: Tests
+    record: Record
+    """Records banks on another network of the same shape, for the re-initialised control."""
+    controls: str = "standard"
+    seconds: float = 0.0
+    """What the controls took so far."""
+    _random: list[Mapping[str, Handle]] = field(default_factory=list)
+    _fresh: tuple[Problem, Tests] | None = None
+
+    def __post_init__(self) -> None:
+        if self.controls not in CONTROLS:
+            unknown("choice of controls", self.controls, CONTROLS)
+
+    def verdicts(self, method: Method, state: State, random_method: Callable[[int], Method]) -> list[Verdict]:
+        """The verdict on every variable's handle that a method ended with."""
+        start, handles = time.perf_counter(), state.handles
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # couplings of controls may well mean nothing
+            shuffled = self._shuffled(method, handles)
+            fresh = self._reinitialised(method, handles) if self.controls == "full" else {}
+            found = [
+                judge(
+                    handle,
+                    self.tests[v, "sensitivity"],
+                    self.tests[v, "invariance"],
+                    self.problem.fit,
+                    self.problem.calibration,
+                    Opponents(partial(self._random_handle, random_method, v), shuffled.get(v, ()), fresh.get(v, ())),
+                    self.problem.readout,
+                    torch.Generator().manual_seed(self.problem.seed),
+                )
+                for v, handle in handles.items()
+            ]
+            found = [self._with_notes(v, state) for v in found]
+        self.seconds += time.perf_counter() - start
+        return found
+
+    def _with_notes(self, verdict: Verdict, state: State) -> Verdict:
+        handle, v = state.handles[verdict.variable], verdict.variable
+        notes = [] if verdict.status.found else untried(handle)
+        if verdict.status not in (Status.OUTPUT, Status.ABSENT):
+            notes += notes_on(handle, state, self.problem, self.tests[v, "sensitivity"])
+        return verdict.with_notes(notes)
+
+    def _random_handle(self, random_method: Callable[[int], Method], variable: str, k: int) -> Handle:
+        while len(self._random) <= k:
+            self._random.append(random_method(len(self._random)).run(self.problem)[0].handles)
+        return self._random[k][variable]
+
+    def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
+        """What the method reaches at its handles' places when the values of all variables mean nothing."""
+        generator = torch.Generator().manual_seed(7_368_787 + self.problem.seed)
+        recordings = with_shuffled_values([self.problem.fit, self.problem.calibration, *self.tests.values()], generator)
+        fit, calibration, *tests = recordings
+        if any(not bool(calibration.bank.changed[v].any()) for v in handles):
+            return {}  # too few inputs for any to change: the gates will say so
+        problem = replace(self.problem, fit=fit, calibration=calibration)
+        return _reached(method, problem, dict(zip(self.tests, tests, strict=True)), handles)
+
+    def _reinitialised(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
+        """What the method reaches in a network of the same shape with fresh weights."""
+        if self._fresh is None:
+            generator = torch.Generator().manual_seed(15_485_863 + self.problem.seed)
+            subject = self.problem.subject.reinitialised(generator)
+            banks = [self.problem.fit.bank, self.problem.calibration.bank, *(r.bank for r in self.tests.values())]
+            fit, calibration, *tests = self.record(subject, banks)
+            problem = replace(self.problem, subject=subject, fit=fit, calibration=calibration)
+            self._fresh = problem, dict(zip(self.tests, tests, strict=True))
+        return _reached(method, *self._fresh, handles)
+
+
+def _reached(method: Method, problem: Problem, tests: Tests, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
+    """The scores of a method's handles on another problem, searched where it ended on the true one."""
+    places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in handles.items()}
+    found = method.retraced(handles.values()).run(problem, places)[0].handles
+    reached = {}
+    for v, handle in found.items():
+        scored = score([tests[v, "sensitivity"], tests[v, "invariance"]], handle, problem.readout)
+        if scored is not None:
+            reached[v] = [scored]
+    return reached

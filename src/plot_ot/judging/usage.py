@@ -1,0 +1,288 @@
+"""Does a handle read what the network uses? The answer to the subspace-patching illusion.
+
+A handle may *read* a direction from which the value can be decoded but which nothing later looks at, and *write*
+another that is used. Its answers are then right although the variable does not act here. Two things speak against an
+illusion, and a handle for which neither holds is called decodable only.
+
+**The reading can be made of what is used.** The rest of the network sees a state a only through some functionals uᵀa.
+Let C be the covariance of the differences a_source - a_base, and y = C^{-1/2} a the whitened state. Gradients of the
+outputs at natural, half-swapped, swapped and edited states span the functionals V found so far; a swap of all that V
+does not see, (1 - VVᵀ) y, must leave the outputs alone. If it does not (saturated gates and hard attention have no
+gradient), the functionals that best predict what that swap did are added, and it is tried again. The reading is then
+refitted from V alone, R' = C^{-1/2} V Vᵀ C^{1/2} R or a regression, and the writing kept.
+
+**What naturally goes with the reading acts.** Where the network adds up several variables before it looks at them, no
+functional it uses tells one of them apart, though each acts. There the reading is kept, and the writing replaced by the
+natural change of state that goes with it: the regression of the closed form's shift (or of a_source - a_base itself) on
+what is read. A dormant copy moves along its own direction, which does nothing.
+
+Whichever of these does best on calibration is compared with the handle itself on test pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from plot_ot.abstract.banks import row_codes
+from plot_ot.edits import EditBatch, Frame
+from plot_ot.engine import Unit, run, shards
+from plot_ot.handles import Edit, Handle
+from plot_ot.signatures import Readout
+from plot_ot.stages.calibrate import correct, pair_weights
+from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
+from plot_ot.subjects import BankRecording, Place
+
+SHRINKAGE = 1e-3
+"""Added to the covariance of differences, in units of its mean variance."""
+INERT = 0.01
+"""A swap is inert when it moves the outputs by at most this share of what a swap of the whole place does."""
+ROUNDS = 4
+"""How often functionals are added before every direction counts as used."""
+RIDGES = (1e-3, 1e-1)
+"""Of the regressions that rebuild a reading, in units of the variance of whitened states."""
+NARROW = 128
+"""Places up to this width are looked at with more pairs, points and outputs."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """The functionals of a place that matter downstream, in whitened coordinates."""
+
+    place: Place
+    basis: Float[Tensor, "d k"]
+    """V, orthonormal."""
+    root: Float[Tensor, "d d"]
+    """C^{1/2}."""
+
+    @property
+    def rank(self) -> int:
+        """How many functionals are used."""
+        return self.basis.shape[1]
+
+    def reading(self, read: Float[Tensor, "d r"]) -> Float[Tensor, "d r"]:
+        """C^{-1/2} V Vᵀ C^{1/2} R."""
+        seen = self.basis @ (self.basis.T @ (self.root @ read))
+        found: Tensor = torch.linalg.solve(self.root, seen)
+        return found
+
+    def unseen(self) -> Float[Tensor, "d d"]:
+        """The swap of all that the used functionals do not see: C^{1/2} (1 - V Vᵀ) C^{-1/2}."""
+        rest = torch.eye(len(self.root), dtype=self.root.dtype) - self.basis @ self.basis.T
+        swap: Tensor = self.root @ torch.linalg.solve(self.root, rest).T
+        return swap
+
+
+def used_directions(fit: BankRecording, edit: Edit, generator: torch.Generator) -> Used:
+    """Which functionals of the state at an edit's place the rest of the network uses, measured on some fit pairs."""
+    place = edit.place
+    part = max(shards(fit), key=lambda pairs: len(_index(pairs, fit)))  # one work unit runs on one shard
+    within = _index(part, fit)
+    count = min(len(within), 128 if place.width <= NARROW else 48)
+    pairs = within[torch.randperm(len(within), generator=generator)[:count]]
+    root = _root((fit.source_at(place) - fit.base_at(place)).double().cpu())
+    seed = int(torch.randint(1 << 31, (1,), generator=generator))
+    [used] = run(fit, [Unit(_used, pairs, (place,), (edit, root, seed))])
+    return Used(place, used, root)
+
+
+def _index(pairs: slice | Tensor, recording: BankRecording) -> Int[Tensor, " pairs"]:
+    return torch.arange(len(recording))[pairs]
+
+
+def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed: int) -> Float[Tensor, "d k"]:
+    """V for the pairs of one work unit."""
+    place, narrow = edit.place, edit.place.width <= NARROW
+    base, source = (x.double().cpu() for x in (recording.base_at(place), recording.source_at(place)))
+    run = _Outputs(recording, place, 8 if narrow else 4, torch.Generator().manual_seed(seed))
+    clean = run(base)
+    most = INERT * float((run(source) - clean).norm())
+    edited = _applied(EditBatch(place, edit.frame, edit.gains.unsqueeze(0)), base, source)
+    points = [base, (base + source) / 2, source, edited] if narrow else [base, edited]
+    slopes = torch.cat([run.slopes(a) for a in points]) @ root  # [points * pairs * features, d], in whitened states
+    used = Used(place, _span(slopes), root)
+
+    def change(u: Used) -> Float[Tensor, "pairs features"]:
+        return run(base + (source - base) @ u.unseen().T) - clean
+
+    for _ in range(ROUNDS):
+        if used.rank == place.width:
+            break
+        effect = change(used)
+        if float(effect.norm()) <= most:
+            return _fewest(used, slopes, lambda u: float(change(u).norm()) <= most).basis
+        y = torch.linalg.solve(root, (source - base).T).T
+        hidden = y - y @ used.basis @ used.basis.T
+        gram = hidden.T @ hidden
+        ridge = 1e-6 * gram.diagonal().mean().clamp(min=1e-300) * torch.eye(len(gram), dtype=gram.dtype)
+        found = torch.linalg.solve(gram + ridge, hidden.T @ effect)  # what best predicts the swap's effects
+        used = replace(used, basis=_span(torch.cat([used.basis.T, found.T / found.norm().clamp(min=1e-300)])))
+    return torch.eye(place.width, dtype=torch.float64)
+
+
+def _fewest(used: Used, slopes: Float[Tensor, "rows d"], inert: Callable[[Used], bool]) -> Used:
+    """The fewest leading functionals whose complement is still inert: slopes are strongest along what matters most."""
+    inside = slopes @ used.basis
+    _, order = torch.linalg.eigh(inside.T @ inside)
+    basis = used.basis @ order.flip(1)
+    low, high = 1, used.rank
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if inert(replace(used, basis=basis[:, :middle])) else (middle + 1, high)
+    return replace(used, basis=basis[:, :high])
+
+
+def _root(difference: Float[Tensor, "pairs d"]) -> Float[Tensor, "d d"]:
+    """C^{1/2} of the differences, shrunk towards a multiple of the identity."""
+    c = difference.T @ difference / len(difference)
+    c = c + SHRINKAGE * c.diagonal().mean().clamp(min=1e-12) * torch.eye(len(c), dtype=c.dtype)
+    values, vectors = torch.linalg.eigh(c)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+def _span(rows: Float[Tensor, "rows d"]) -> Float[Tensor, "d k"]:
+    """An orthonormal basis of what the rows span, up to rounding."""
+    values, vectors = torch.linalg.eigh(rows.T @ rows)
+    basis: Tensor = vectors[:, values > 1e-9 * values.max().clamp(min=1e-300)].flip(1)
+    return basis
+
+
+def _applied(batch: EditBatch, base: Tensor, source: Tensor) -> Float[Tensor, "pairs d"]:
+    frame = batch.frame.to(base.device, base.dtype)
+    return EditBatch(batch.place, frame, batch.gains.to(base)).apply(base.unsqueeze(0), source)[0]
+
+
+class _Outputs:
+    """A few numbers that stand for all outputs of some pairs' bases, at any state of one place."""
+
+    def __init__(self, recording: BankRecording, place: Place, features: int, generator: torch.Generator) -> None:
+        self.recording, self.place = recording, place
+        width = recording.base_outputs.flatten(1).shape[1]
+        self.mixing = (
+            torch.eye(width) if width <= features else torch.randn(width, features, generator=generator) / width**0.5
+        )
+
+    def _run(self, states: Tensor, rows: Tensor) -> Tensor:
+        subject, store = self.recording.subject, self.recording.store
+        outputs = subject.resume(store, rows, self.place, states.unsqueeze(0), {})[0].flatten(1)
+        return outputs @ self.mixing.to(outputs)
+
+    @torch.no_grad()
+    def __call__(self, states: Float[Tensor, "pairs d"]) -> Float[Tensor, "pairs features"]:
+        """The outputs at these states, in double precision."""
+        like = self.recording.store.activations[self.place.name]
+        rows, size = self.recording.base_rows, max(1, self.recording.subject.responses_per_batch)
+        parts = [self._run(s.to(like), r) for s, r in zip(states.split(size), rows.split(size), strict=True)]
+        return torch.cat(parts).double().cpu()
+
+    def slopes(self, states: Float[Tensor, "pairs d"]) -> Float[Tensor, "rows d"]:
+        """The derivatives of all features at these states, one after the other."""
+        like = self.recording.store.activations[self.place.name]
+        rows, size = self.recording.base_rows, max(1, self.recording.subject.responses_per_batch // 4)
+        found = []
+        for some, at in zip(states.split(size), rows.split(size), strict=True):
+            with torch.enable_grad():
+                a = some.to(like).detach().requires_grad_(True)
+                outputs = self._run(a, at)
+                if not outputs.requires_grad:  # a network of jumps: only swaps can tell
+                    found.append(torch.zeros_like(some))
+                    continue
+                for f in range(outputs.shape[1]):
+                    [slope] = torch.autograd.grad(outputs[:, f].sum(), a, retain_graph=True, materialize_grads=True)
+                    found.append(slope.double().cpu())
+        return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A handle that reads used directions only, and how many of how many directions these are."""
+
+    handle: Handle
+    used: int
+    width: int
+
+
+def read_from_used(
+    handle: Handle, fit: BankRecording, calibration: BankRecording, readout: Readout, generator: torch.Generator
+) -> Rebuilt | None:
+    """The handle with its reading rebuilt from used directions, by whichever of a few fits does best on calibration.
+
+    None where a handle reads through an encoder: such a reading is not linear and cannot be rebuilt.
+    """
+    if any(e.frame.encoder is not None for e in handle.edits):
+        return None
+    found = [used_directions(fit, e, generator) for e in handle.edits]
+    refitted = zip(
+        *(refitted_readings(fit, e, u, handle.variable) for e, u in zip(handle.edits, found, strict=True)), strict=True
+    )
+    patterns = zip(*(natural_writings(fit, e, handle.variable) for e in handle.edits), strict=True)
+    tries = [replace(handle, edits=edits) for edits in (*refitted, *patterns)]
+    weights = pair_weights(calibration, handle.variable, "balanced")
+    scores = [float(correct(calibration, h, readout).double() @ weights) for h in tries]
+    best = tries[max(range(len(tries)), key=scores.__getitem__)]
+    return Rebuilt(best, sum(u.rank for u in found), sum(e.place.width for e in handle.edits))
+
+
+def refitted_readings(fit: BankRecording, edit: Edit, used: Used, variable: str) -> list[Edit]:
+    """An edit's readings from used functionals: the projection of R, and regressions of what R reads of each pair.
+
+    What it reads is predicted as it is, or as it is on average over the pairs with the same two values of the variable:
+    the second is what a reading of the value alone would see.
+    """
+    read, write, gains = _parts(edit)
+    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double().cpu()
+    features = torch.linalg.solve(used.root, difference.T).T @ used.basis
+    seen = difference @ read
+    readings = [used.reading(read)]
+    for target in (seen, _mean_by_values(seen, fit, variable)):
+        for ridge in RIDGES:
+            gram = features.T @ features / len(features)
+            gram = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
+            fitted = torch.linalg.solve(gram, features.T @ target / len(features))
+            readings.append(torch.linalg.solve(used.root, used.basis @ fitted))
+    return [_oblique(edit.place, r, write, gains) for r in readings]
+
+
+def natural_writings(fit: BankRecording, edit: Edit, variable: str) -> list[Edit]:
+    """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ."""
+    read, _, _ = _parts(edit)
+    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double().cpu()
+    everyone = torch.arange(len(fit))
+    shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
+    targets = [shift if shift is not None else (everyone, difference) for shift in shifts]
+    writings = []
+    for pairs, delta in (*targets, (everyone, difference)):
+        seen = difference[pairs] @ read
+        gram = seen.T @ seen / len(seen)
+        ridge = RIDGES[0] * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), dtype=gram.dtype)
+        writings.append(torch.linalg.solve(gram + ridge, seen.T @ delta / len(seen)).T)
+    return [_oblique(edit.place, read, w, torch.ones(read.shape[1])) for w in writings]
+
+
+def _parts(edit: Edit) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"], Float[Tensor, " r"]]:
+    """What an edit reads and writes along its nonzero gains, and these."""
+    some = (edit.gains != 0).cpu()
+    eye = torch.eye(edit.place.width, dtype=torch.float64)
+    read = (eye if edit.frame.read is None else edit.frame.read.double().cpu())[:, some]
+    write = read if edit.frame.write is None else edit.frame.write.double().cpu()[:, some]
+    return read, write, edit.gains[some.to(edit.gains.device)]
+
+
+def _oblique(place: Place, read: Tensor, write: Tensor, gains: Tensor) -> Edit:
+    dtype = torch.get_default_dtype()
+    return Edit(place, Frame.oblique(read.to(dtype).contiguous(), write.to(dtype).contiguous(), "used"), gains)
+
+
+def _mean_by_values(seen: Float[Tensor, "pairs r"], fit: BankRecording, variable: str) -> Float[Tensor, "pairs r"]:
+    """The mean over all pairs with the same value on the base and the same value on the source."""
+    at_base, at_source = (
+        fit.bank.causal.run(x)[variable].reshape(len(fit), -1) for x in (fit.bank.base, fit.bank.source)
+    )
+    code = row_codes(torch.cat([at_base, at_source], dim=1).double())
+    total = torch.zeros(int(code.max()) + 1, seen.shape[1], dtype=seen.dtype).index_add(0, code, seen)
+    return (total / torch.bincount(code)[:, None])[code]
