@@ -141,7 +141,7 @@ def test_swapping_both_parents_sets_a_variable_only_if_they_have_no_other_child(
 def test_resuming_a_wired_network_is_its_hooked_forward(kind):
     known = KINDS[kind](1001)
     fast = known.subject
-    slow = ModuleSubject(fast.module, [p.name for p in fast.places], torch.zeros(1, 6), encode=lambda rows: rows)
+    slow = ModuleSubject(fast.module, [p.name for p in fast.places], known.rows[:1], encode=lambda rows: rows)
     assert isinstance(fast, WiredSubject)
     base, source = pairs(known, 20)
     generator = torch.Generator().manual_seed(0)

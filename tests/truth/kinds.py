@@ -82,15 +82,14 @@ def planted(seed: int, kind: str = "plant") -> Known:
     return Known(kind, seed, subject, SUMS, ROWS, truths, handles)
 
 
-OFFSET = CausalModel(
-    INPUTS,
-    {
-        "p": lambda x0, x1: (x0 + x1) % VALUES,
-        "q": lambda x2, x3: (x2 + x3) % VALUES,
-        "y": lambda p, q, x4: (p + q + x4) % VALUES,
-    },
-    "y",
-)
+MORE_INPUTS = [*INPUTS, "x6"]
+MORE_ROWS = torch.cartesian_prod(*[torch.arange(VALUES)] * len(MORE_INPUTS))
+OFFSET_SUMS = {
+    "p": lambda x0, x1: (x0 + x1) % VALUES,
+    "q": lambda x2, x3: (x2 + x3) % VALUES,
+    "y": lambda p, q, x4: (p + q + x4) % VALUES,
+}
+OFFSET = CausalModel(INPUTS, OFFSET_SUMS, "y")
 """With x4 in the answer, copying the source is right on a third of the pairs only, whichever variable changes."""
 
 
@@ -98,9 +97,10 @@ def half_carried(seed: int) -> Known:
     """On five or six ninths of the inputs, told by x4 and x5, p reaches the answer through s1; q does on all.
 
     On the others p passes both places by (even seeds), or it goes through s2 only, where nothing of s1 arrives (odd
-    seeds): there each place carries a part.
+    seeds): there each place carries a part. A seventh input that nothing uses makes base inputs enough to tell such
+    shares from a whole.
     """
-    w = Wiring(len(INPUTS), seed)
+    w = Wiring(len(MORE_INPUTS), seed)
     elsewhere = seed % 2 == 1
     share = w.draw(5, 7)
     chosen = set(torch.randperm(VALUES**2, generator=w.generator)[:share].tolist())
@@ -116,7 +116,8 @@ def half_carried(seed: int) -> Known:
     carried = {v: {s: w.plane(s, v) for s in ("s1", "s2")} for v in "pq"}
     truths = {"p": Truth(IN_PART, carried["p"], share=share / VALUES**2), "q": Truth(HERE, carried["q"])}
     handles = {v: w.swap(subject, v, "s1", [(v, v)]) for v in "pq"}
-    return Known("half", seed, subject, OFFSET, ROWS, truths, handles, size=240)
+    causal = CausalModel(MORE_INPUTS, OFFSET_SUMS, "y")
+    return Known("half", seed, subject, causal, MORE_ROWS, truths, handles, size=480)
 
 
 def copies_apart(seed: int) -> Known:
