@@ -14,7 +14,7 @@ from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTok
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.problem import Clock, Problem, Stage, State
+from plot_ot.stages.problem import Clock, Problem, Stage, State, advance
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
 
@@ -56,6 +56,11 @@ class Method:
     stages: tuple[Stage, ...]
     kind: MethodKind = MethodKind.TRANSPORT
 
+    def __post_init__(self) -> None:
+        if self.kind not in [*MethodKind]:
+            unknown("kind of method", self.kind, [kind.value for kind in MethodKind])
+        object.__setattr__(self, "kind", MethodKind(self.kind))  # its text will do
+
     def run(self, problem: Problem) -> tuple[State, dict[str, float]]:
         """All stages in turn; also the seconds each part took."""
         clock = Clock()
@@ -63,7 +68,7 @@ class Method:
         state = State.start(problem)
         seen: list[State] = []
         for stage in self.stages:
-            last, state = state, stage(problem, state)
+            last, state = state, advance(problem, state, stage)
             if state.candidates is last.candidates and seen:
                 seen[-1] = state  # made from the same couplings
             elif state.candidates:

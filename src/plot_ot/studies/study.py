@@ -18,10 +18,11 @@ from plot_ot.engine import Engine, InProcess, Recipe, Unit, record_shared, run, 
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
 from plot_ot.judging.naturalness import naturalness
+from plot_ot.judging.profile import effective_pairs, interval
 from plot_ot.judging.verdict import Bootstrap, controls, full_patch, judge
 from plot_ot.methods import Method
 from plot_ot.signatures import Readout
-from plot_ot.stages.calibrate import correct
+from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.problem import Clock, Problem, State
 from plot_ot.subjects import BankRecording, Place, Subject
 from plot_ot.transport import Coupling
@@ -130,6 +131,7 @@ class Study:
             ],
             "selection": [self._selection(method.name, h) for h in state.handles.values()],
             "cross": [self._cross(method.name, h, other) for h in state.handles.values() for other in state.handles],
+            "profile": self._profile(method.name, state),
             "surfaces": self._surfaces(method.name, state),
             "couplings": [c for n, s in enumerate(state.trail) for c in self._couplings(method.name, n, s)],
             "transfer": [self._elsewhere(method.name, state.handles[v], bank) for v, bank in self.transfer],
@@ -279,6 +281,18 @@ class Study:
             for v, c in state.calibrations.items()
             if state.handles[v] is c.handle
         ]
+
+    def _profile(self, method: str, state: State) -> list[Json]:
+        """The best calibration score inside every place that was tried, in the network's order."""
+        calibration, rows = self.problem.calibration, []
+        for v, scores in state.profile.items():
+            pairs = effective_pairs(calibration.bank, pair_weights(calibration, v, self.problem.score))
+            for p in self.prepared.subject.places:
+                if p.name in scores:
+                    low, high = interval(scores[p.name], pairs)
+                    where = {"variable": v, "place": p.name, "token": p.token, "layer": p.layer}
+                    rows.append({**self._key(method), **where, "score": scores[p.name], "low": low, "high": high})
+        return rows
 
     def _elsewhere(self, method: str, handle: Handle, bank: str) -> Json:
         right = correct(self.transfer[handle.variable, bank], handle, self.problem.readout)
