@@ -61,6 +61,11 @@ class Method:
             unknown("kind of method", self.kind, [kind.value for kind in MethodKind])
         object.__setattr__(self, "kind", MethodKind(self.kind))  # its text will do
 
+    @property
+    def steps(self) -> int:
+        """How many stages it has, those of alternative ways included."""
+        return _steps(self.stages)
+
     def run(self, problem: Problem) -> tuple[State, dict[str, float]]:
         """All stages in turn; also the seconds each part took."""
         clock = Clock()
@@ -74,6 +79,10 @@ class Method:
             elif state.candidates:
                 seen.append(state)
         return replace(state, trail=tuple(seen)), clock.parts
+
+
+def _steps(stages: Sequence[Stage]) -> int:
+    return sum(sum(map(_steps, s.ways)) if isinstance(s, Best) else 1 for s in stages)
 
 
 def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from plot_ot.engine.watching import announce
 from plot_ot.handles import Handle
 from plot_ot.signatures import Readout, Signatures
 from plot_ot.sites import SiteFamily
@@ -114,11 +115,35 @@ def best_of(*profiles: Profile) -> Profile:
     return found
 
 
+STAGES = {
+    "Localize": "couplings",
+    "LocalizeTokens": "couplings of tokens",
+    "ScoreSites": "scores of sites",
+    "SelectTokens": "choice of tokens",
+    "SelectPlaces": "choice of places",
+    "Calibrate": "calibration",
+    "TrainDas": "training of rotations",
+    "TrainMask": "training of masks",
+    "TrainBoundless": "training of rotations",
+    "ClosedForm": "closed forms",
+    "Best": "",
+}
+"""What stages are called while they run; of several ways each stage is named by itself."""
+
+
+def stage_name(stage: Stage) -> str:
+    """What a stage is called while it runs."""
+    kind = type(stage).__name__
+    return STAGES.get(kind, kind)
+
+
 def advance(problem: Problem, state: State, stage: Stage) -> State:
     """Take a stage, and keep what it tried besides what it chose.
 
     A stage that ends in handles says in `chosen["by_support"]` how the best handle of every place did on calibration.
     """
+    if stage_name(stage):
+        announce(stage_name(stage))
     after = stage(problem, state)
     names = {p.name for p in problem.subject.places}
     fresh = {v: h for v, h in after.handles.items() if h is not state.handles.get(v)}

@@ -15,6 +15,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.edits import EditBatch, respond
 from plot_ot.engine import Engine, InProcess, Recipe, Unit, record_shared, run, shards
+from plot_ot.engine.watching import announce, counted, watched_by
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
 from plot_ot.judging.naturalness import naturalness
@@ -90,6 +91,7 @@ class Study:
         splits = prepared.splits
         engine = engine or InProcess()
         clock = Clock()
+        announce("recording")
         with clock.part("recording"):
             banks = splits.fit, splits.calibration, *splits.test.values()
             crew = engine.crew(prepared.subject, prepared.recipe)
@@ -112,6 +114,7 @@ class Study:
     def run(self, method: Method, random_method: Callable[[int], Method]) -> tuple[Json, dict[str, Handle]]:
         """Run a method, test its handles once, judge them."""
         state, parts = method.run(self.problem)
+        announce("tests")
         start = time.perf_counter()
         right = {key: correct(r, state.handles[key[0]], self.problem.readout) for key, r in self.tests.items()}
         parts["test"] += time.perf_counter() - start
@@ -349,7 +352,11 @@ class Study:
 
     def _verdict(self, method: str, handle: Handle, random_method: Callable[[int], Method]) -> Json:
         if not self._random:
-            drawn = [random_method(k).run(self.problem)[0].handles for k in range(RANDOM_HANDLES)]
+            announce("random handles")
+            drawn = []
+            for k in counted(iter(range(RANDOM_HANDLES)), RANDOM_HANDLES):
+                with watched_by(None):
+                    drawn.append(random_method(k).run(self.problem)[0].handles)
             self._random = {v: [handles[v] for handles in drawn] for v in self.problem.variables}
         v = handle.variable
         verdict = judge(
