@@ -223,6 +223,7 @@ def text_run(path: Path, seeds: tuple[int, ...] = (1, 2), spoken: dict[str, str]
             "runtimes",
             "selection",
             "verdicts",
+            "profile",
             "cross",
             "sweeps",
             "failures",
@@ -265,8 +266,22 @@ def text_run(path: Path, seeds: tuple[int, ...] = (1, 2), spoken: dict[str, str]
                         "size": h.size,
                         "places": h.places,
                         "chosen": chosen(method, v),
+                        "evidence": {"decoding": 0.95, "chance": 0.25, "stretch": 8.0 if method == "das" else 1.1},
                     }
                 )
+                results["profile"] += [
+                    {
+                        **key(seed, method),
+                        "variable": v,
+                        "place": place.name,
+                        "token": place.token,
+                        "layer": place.layer,
+                        "score": score,
+                        "low": score - 0.05,
+                        "high": score + 0.05,
+                    }
+                    for place, score in zip(PLACES, (0.3, 0.88, 0.9, 0.5, 0.4, 0.3), strict=False)
+                ]
                 results["cross"] += [
                     {**key(seed, method), "handle": v, "labels": w, "accuracy": 0.9 if v == w else 0.25 + 0.01 * k}
                     for w in VARIABLES

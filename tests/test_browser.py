@@ -32,7 +32,19 @@ pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="No chromium and chromedriver: `make browser` installs Debian's"
 )
 SHOTS = Path(os.environ.get("PLOT_OT_SCREENSHOTS") or Path(__file__).parent.parent / "build" / "screenshots")
-CHARTS = ["coupling", "sweep", "handle", "surface", "scatter", "accuracy", "frontier", "runtime"]
+CHARTS = [
+    "profile",
+    "stretch",
+    "capacity",
+    "coupling",
+    "sweep",
+    "handle",
+    "surface",
+    "scatter",
+    "accuracy",
+    "frontier",
+    "runtime",
+]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +142,7 @@ def pick(browser, what, value):
 @pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
 def test_every_section_renders_without_complaint_or_request(browser, report, width, dark):
     visit(browser, report, width=width, dark=dark)
-    sections = ["summary", "zoom", "couplings", "handles", "accuracy", "cost", "examples", "provenance"]
+    sections = ["summary", "zoom", "profile", "couplings", "handles", "accuracy", "cost", "examples", "provenance"]
     assert [s.get_attribute("id") for s in every(browser, "section")] == sections
     assert one(browser, "html").get_attribute("data-ready") == "yes"
     drawn = {f.get_attribute("data-chart"): f for f in every(browser, "figure[data-chart]")}

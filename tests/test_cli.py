@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from plot_ot import cli
-from plot_ot.cli.progress import Pace, Watch, announced, spoken
+from plot_ot.cli.progress import Pace, Watch, announced
 from plot_ot.methods import Method
 from plot_ot.stages.coupling import Localize
+from plot_ot.studies.showing import duration
 from plot_ot.studies.study import Study
 from plot_ot.tasks import HierarchicalEquality, SeedFailed
 
@@ -252,4 +253,4 @@ def test_units_are_expected_to_take_as_long_as_their_namesakes():
     pace.took("das", 60.0)
     assert pace.left(["plot", "das"]) == 63.0
     assert pace.left(["unheard of"]) == 22.0
-    assert [spoken(s) for s in (0.2, 59, 200, 1500, 9000)] == ["1 s", "59 s", "3.3 min", "25 min", "2.5 h"]
+    assert [duration(s) for s in (0.2, 59, 200, 1500, 9000)] == ["1 s", "59 s", "3.3 min", "25 min", "2.5 h"]

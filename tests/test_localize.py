@@ -8,7 +8,15 @@ from torch import nn
 
 import plot_ot
 from plot_ot.errors import CouplingWarning, PlotError
+from plot_ot.files.run_reading import read_run
 from plot_ot.judging.status import Status
+from plot_ot.methods import COARSE, FINE, Method
+from plot_ot.report.payload import payload
+from plot_ot.sites import neurons, whole_places
+from plot_ot.stages.calibrate import Search
+from plot_ot.stages.choose import Best, Calibrate, SelectPlaces
+from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.coupling import Localize
 from plot_ot.transport import Degeneracy
 
 ROWS = torch.cartesian_prod(*[torch.arange(2)] * 8)
@@ -145,3 +153,54 @@ def test_degenerate_couplings_are_warned_of_once_by_name():
     [said] = [str(w.message) for w in heard if w.category is CouplingWarning]
     assert "one row (" in said
     assert Degeneracy.ONE_ROW.meaning in said
+
+
+CLOSED = Method(
+    "closed",
+    "places, then neurons or closed forms",
+    (
+        Localize((whole_places,), COARSE),
+        SelectPlaces(2, keep=2),
+        Best(((Localize((neurons,), FINE, coupling="place"), Calibrate(Search((3,), (1.0,)))), (ClosedForm(),))),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def closed() -> plot_ot.Result:
+    return plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, size=300, method=CLOSED)
+
+
+def test_the_profile_keeps_the_best_score_of_everything_that_was_tried_in_a_place(closed):
+    profile = closed.profile("left")
+    assert [t.place for t in profile.tried] == ["layer1", "layer2"]
+    assert profile.best.place == "layer1"
+    assert profile.best.score == pytest.approx(closed.handles["left"].chosen["calibration_score"])
+    assert profile.as_good == ()
+    whole = {c["stage"]: c["calibration"] for c in closed.unit["couplings"]}[0]["left"]
+    assert all(t.score >= patched for t, patched in zip(profile.tried, whole, strict=True))
+    assert "layer1  1.000 [" in str(profile)
+    assert "<b>1.000 [" in profile._repr_html_()
+    with pytest.raises(PlotError, match="variable 'lefd'"):
+        closed.profile("lefd")
+
+
+def test_the_profile_is_read_back(closed, tmp_path):
+    closed.save(tmp_path)
+    assert plot_ot.Result.load(tmp_path).profile("right") == closed.profile("right")
+
+
+def test_the_way_to_a_handle_ends_in_what_it_takes(found, closed):
+    assert closed.zoom("left") == ["layer1", "1 direction"]
+    assert found.zoom("left")[-1] == ", ".join(found.handles["left"].chosen["sites"])
+
+
+def test_the_reports_zoom_ends_in_the_directions_of_a_closed_form(closed, tmp_path):
+    closed.save(tmp_path)
+    data = payload(read_run(tmp_path))
+    levels = data["zoom"]["0"]["closed"]["left"]["levels"]
+    assert [v["title"] for v in levels] == ["layers", "reads", "writes"]
+    read = closed.handles["left"].edits[0].frame.read[:, 0].abs()
+    assert [i[1] for i in levels[1]["items"]] == pytest.approx(read.tolist(), rel=1e-4)
+    assert [i[0] for i in levels[1]["items"] if i[4]] == ["layer1[0]", "layer1[1]"]
+    assert all(not s["after"] for s in data["couplings"]["0"]["closed"]["left"]["stages"])

@@ -17,6 +17,7 @@ from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
 from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine
+from plot_ot.engine.watching import announce
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
 from plot_ot.judging.verdict import Verdict
@@ -26,6 +27,7 @@ from plot_ot.models.tiny import TINY, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.choose import TrainDas
+from plot_ot.studies.showing import shown
 from plot_ot.studies.study import Prepared, Spoken, Study
 from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal_subject import CausalSubject
@@ -34,6 +36,8 @@ from plot_ot.subjects.decoder.subject import DecoderSubject
 Places = Mapping[str, str] | Sequence[str]
 """Names of submodules (or variables) to look at, or what to call each: name."""
 METHODS = ("plot", "plot-das", "plot-layered", "das")
+OTHER_STEPS = 4
+"""Steps besides the stages of a method: the network's answers, recording, tests, random handles."""
 
 
 @overload
@@ -135,6 +139,7 @@ def localize(
     size: int | None = None,
     seed: int = 0,
     engine: Engine | None = None,
+    progress: bool = True,
     **options: Any,
 ) -> Result:
     """Where in `subject` do the variables of `hypothesis` live, and what handle controls each?
@@ -147,6 +152,7 @@ def localize(
     `method` is `plot` (tokens, places, then what is inside; no training), `plot-das` (DAS added where it ended),
     `plot-layered` (neurons of every place), `das` (everywhere) or a `Method` of your own. For a `LanguageModel`,
     `options` choose the places: layers, kinds, memory. `engine` spreads the work (`plot_ot.engine.RayEngine`).
+    Terminals and notebooks show the stage it is at, unless `progress` is False.
     """
     text = isinstance(hypothesis, Hypothesis) and isinstance(subject, LanguageModel)
     name = subject.name if isinstance(subject, LanguageModel) else type(subject).__name__
@@ -168,21 +174,23 @@ def localize(
     generator = torch.Generator().manual_seed(seed)
     size = size or (200 if language else 1000)
     said = "the banks are as given"
-    if isinstance(given, Splits):
-        splits = given
-    else:
-        right = _spoken_right(subject, hypothesis, tokenizer) if text else _right(subject, causal, readout)
-        if isinstance(given, Pairs):
-            splits, said = from_pairs(causal, given, right, generator)
+    with shown(progress, chosen.steps + OTHER_STEPS):
+        if isinstance(given, Splits):
+            splits = given
         else:
-            splits, said = from_inputs(causal, given, right, size, generator)
-    spoken = None
-    if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
-        spoken = Spoken(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
-    task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
-    study = Study(Prepared(task, name, seed, subject, splits, readout, spoken=spoken), engine)
-    places = subject.places
-    unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
+            announce("answers of the network")
+            right = _spoken_right(subject, hypothesis, tokenizer) if text else _right(subject, causal, readout)
+            if isinstance(given, Pairs):
+                splits, said = from_pairs(causal, given, right, generator)
+            else:
+                splits, said = from_inputs(causal, given, right, size, generator)
+        spoken = None
+        if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
+            spoken = Spoken(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
+        task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
+        study = Study(Prepared(task, name, seed, subject, splits, readout, spoken=spoken), engine)
+        places = subject.places
+        unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
     handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
     flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
     notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]

@@ -15,7 +15,7 @@ from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlac
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.problem import Clock, Problem, Stage, State
+from plot_ot.stages.problem import Clock, Problem, Stage, State, advance
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
 
@@ -59,6 +59,16 @@ class Method:
     literal: bool = False
     """Whether the last stage's handle counts, as in the paper, even where calibration prefers an earlier one."""
 
+    def __post_init__(self) -> None:
+        if self.kind not in [*MethodKind]:
+            unknown("kind of method", self.kind, [kind.value for kind in MethodKind])
+        object.__setattr__(self, "kind", MethodKind(self.kind))  # its text will do
+
+    @property
+    def steps(self) -> int:
+        """How many stages it has, those of alternative ways included."""
+        return _steps(self.stages)
+
     def run(
         self, problem: Problem, places: Mapping[str, tuple[Place, ...]] | None = None
     ) -> tuple[State, dict[str, float]]:
@@ -69,7 +79,7 @@ class Method:
         seen: list[State] = []
         best: dict[str, Handle] = {}
         for stage in self.stages:
-            last, state = state, stage(problem, state)
+            last, state = state, advance(problem, state, stage)
             best |= {v: better(best.get(v), h) for v, h in state.handles.items()}
             if state.candidates is last.candidates and seen:
                 seen[-1] = state  # made from the same couplings
@@ -104,6 +114,11 @@ def better(earlier: Handle | None, later: Handle) -> Handle:
     if earlier is None or scores[0] is None or scores[1] is None:
         return later
     return earlier if scores[0] > scores[1] + 1e-9 else later
+
+
+def _steps(stages: Sequence[Stage]) -> int:
+    inner = [s.best if isinstance(s, LookFurther) else s for s in stages]
+    return sum(sum(map(_steps, s.ways)) if isinstance(s, Best) else 1 for s in inner)
 
 
 def pick(methods: Mapping[str, Method], names: list[str] | None) -> list[Method]:

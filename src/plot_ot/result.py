@@ -16,6 +16,7 @@ from plot_ot.files.run_directory import LISTS, Json, RunDirectory, write_json
 from plot_ot.handles import Handle
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Accuracy, Bootstrap
+from plot_ot.judging.profile import Profile
 from plot_ot.judging.verdict import Verdict
 from plot_ot.report.page import fragment, page, write_page
 from plot_ot.signatures import Readout, as_readout
@@ -50,19 +51,32 @@ class Result:
         return str(self.unit["runtimes"][0]["method"])
 
     def zoom(self, variable: str) -> list[str]:
-        """The way to the handle, coarse to fine: its token, its place, and the site of highest mass inside."""
+        """The way to the handle, coarse to fine: its token, its place, and the sites or directions it takes there."""
         handle, path = self.handles[variable], []
-        for stage in sorted({c["stage"] for c in self.unit["couplings"]}):
-            own = [c for c in self.unit["couplings"] if c["stage"] == stage and variable in c["variables"]]
-            if any(c["tokens"] for c in own):
+        own = [c for c in self.unit["couplings"] if variable in c["variables"]]
+        for stage in sorted({c["stage"] for c in own}):
+            here = [c for c in own if c["stage"] == stage]
+            if any(c["tokens"] for c in here):
                 path.append(handle.edits[0].place.token)
-            elif any(set(c["places"]) == set(c["sites"]) for c in own):
+            elif any(set(c["places"]) == set(c["sites"]) for c in here):
                 path.append(handle.places[0])
-            inside = [c for c in own if set(c["places"]) <= set(handle.places) and c["sites"] != c["places"]]
-            for c in inside[:1]:
-                row = c["plan"][c["variables"].index(variable)]
-                path.append(c["sites"][max(range(len(row)), key=row.__getitem__)])
+        whole = all(e.frame.read is None and e.size == e.place.width for e in handle.edits)
+        if own and not whole:
+            path.append(self._inside(handle))
         return path
+
+    def _inside(self, handle: Handle) -> str:
+        """What the handle takes inside its places: sites by name where calibration chose some, else directions."""
+        sites = handle.chosen.get("sites") or []
+        if not sites:
+            return f"{handle.size} direction{'' if handle.size == 1 else 's'}"
+        return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")
+
+    def profile(self, variable: str) -> Profile:
+        """The best calibration score of all that was tried inside every place: where else could the variable be?"""
+        if variable not in self.handles:
+            unknown("variable", variable, self.handles)
+        return Profile.from_rows(variable, self.unit.get("profile", []))
 
     def __str__(self) -> str:
         lines = [v.sentence for v in self.verdicts.values()]

@@ -79,8 +79,7 @@ def localize_task(
         options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
     elif not isinstance(subject, Subject):
         raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
-    with errors.status("Localizing") if not quiet else errors.capture():
-        result = localize(subject, hypothesis, given, method=method, size=size, seed=seed, **options)
+    result = localize(subject, hypothesis, given, method=method, size=size, seed=seed, progress=not quiet, **options)
     report = result.save(out)
     if not quiet:
         console.print(escape(str(result)), highlight=False, soft_wrap=True)

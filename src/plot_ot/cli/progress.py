@@ -14,17 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from plot_ot.methods import Method
 from plot_ot.stages.forecast import Forecast
-from plot_ot.stages.problem import Problem, Stage, State
-
-STAGES = {
-    "Localize": "couplings",
-    "ScoreSites": "scores",
-    "SelectPlaces": "places",
-    "Calibrate": "calibration",
-    "TrainDas": "training",
-    "ClosedForm": "closed form",
-}
-"""What stages are called while they run."""
+from plot_ot.stages.problem import Problem, Stage, State, stage_name
+from plot_ot.studies.showing import duration
 
 
 @dataclass(frozen=True)
@@ -46,8 +37,7 @@ def announced(method: Method, say: Callable[[str], None]) -> Method:
     """The same method, telling which of its stages it is at."""
     stages = []
     for k, stage in enumerate(method.stages, 1):
-        kind = type(stage).__name__
-        words = f"stage {k} of {len(method.stages)} ({STAGES.get(kind, kind)})"
+        words = f"stage {k} of {len(method.stages)} ({stage_name(stage) or 'several ways'})"
         stages.append(Announced(stage, partial(say, words)))
     return replace(method, stages=tuple(stages))
 
@@ -68,14 +58,6 @@ class Pace:
             return None
         usual = fmean(s for times in self.seconds.values() for s in times)
         return sum(fmean(self.seconds[n]) if n in self.seconds else usual for n in names)
-
-
-def spoken(seconds: float) -> str:
-    """A duration as one would say it."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
-    return f"{max(1, round(seconds))} s"
 
 
 class Watch:
@@ -122,4 +104,4 @@ class Watch:
 
     def _show(self, description: str) -> None:
         left = self.pace.left([name for _, name in self.waiting])
-        self.bar.update(self.work, description=description, left=f"about {spoken(left)} left" if left else "")
+        self.bar.update(self.work, description=description, left=f"about {duration(left)} left" if left else "")

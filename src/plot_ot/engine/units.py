@@ -18,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
+from plot_ot.engine.watching import counted
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, Place, Store, Subject
 from plot_ot.subjects.protocol import PairIndex, Share, require_finite
@@ -96,8 +97,8 @@ def shards(recording: BankRecording) -> list[PairIndex]:
 def run(recording: BankRecording, units: Sequence[Unit]) -> Iterator[Any]:
     """What the units give, in their order; the crew of the recording, or else this process, runs them."""
     if isinstance(recording, SharedRecording):
-        return recording.crew.map(recording, units)
-    return (run_here(recording, unit) for unit in units)
+        return counted(recording.crew.map(recording, units), len(units))
+    return counted((run_here(recording, unit) for unit in units), len(units))
 
 
 def run_here(recording: BankRecording, unit: Unit) -> Any:

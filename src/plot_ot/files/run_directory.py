@@ -32,6 +32,7 @@ LISTS = (
     "selection",
     "verdicts",
     "cross",
+    "profile",
     "surfaces",
     "sweeps",
     "examples",

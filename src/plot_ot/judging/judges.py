@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from plot_ot.abstract.banks import Bank
+from plot_ot.engine.watching import announce, watched_by
 from plot_ot.errors import unknown
 from plot_ot.handles import Handle
 from plot_ot.judging.controls import Score, score, with_shuffled_values
@@ -78,8 +79,11 @@ class Judge:
         return verdict.with_notes(notes)
 
     def _random_handle(self, random_method: Callable[[int], Method], variable: str, k: int) -> Handle:
+        if len(self._random) <= k:
+            announce("random handles")
         while len(self._random) <= k:
-            self._random.append(random_method(len(self._random)).run(self.problem)[0].handles)
+            with watched_by(None):
+                self._random.append(random_method(len(self._random)).run(self.problem)[0].handles)
         return self._random[k][variable]
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
@@ -106,8 +110,10 @@ class Judge:
 
 def _reached(method: Method, problem: Problem, tests: Tests, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
     """The scores of a method's handles on another problem, searched where it ended on the true one."""
+    announce("controls")
     places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in handles.items()}
-    found = method.retraced(handles.values()).run(problem, places)[0].handles
+    with watched_by(None):
+        found = method.retraced(handles.values()).run(problem, places)[0].handles
     reached = {}
     for v, handle in found.items():
         scored = score([tests[v, "sensitivity"], tests[v, "invariance"]], handle, problem.readout)

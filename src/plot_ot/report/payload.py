@@ -15,16 +15,17 @@ from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import Json, to_json
 from plot_ot.files.run_reading import UNEXPECTED, Reading, numbers
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging.profile import Profile
 from plot_ot.report.flags import flags_of, kinds_of
 from plot_ot.report.published import published
 from plot_ot.report.summary import best_method, calibrated, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
-from plot_ot.report.zoom import Where, Zoom, sites_of, transport_setting
+from plot_ot.report.zoom import Where, Zoom, direction_levels, sites_of, transport_setting
 
 ROOM = 6_000_000
 """Characters of JSON that the page may carry; packed, and with the chart library, it stays below 6 MB."""
 MOST_SITES = 4096
-CHARTED = ("seeds", "variables", "methods", "banks", "scatter", "sweeps", "menus", "left_out")
+CHARTED = ("seeds", "variables", "methods", "banks", "scatter", "naturalness", "sweeps", "menus", "left_out")
 """Lists that charts read, which must be there even if they are empty."""
 CELLS = 256
 """The widest row a heatmap shows; wider ones keep the largest value of neighbouring cells."""
@@ -36,7 +37,8 @@ def payload(reading: Reading) -> Json:
     zoom, menus = Zoom(reading), Menus()
 
     def way(s: Json) -> Json:
-        return {"levels": [_rounded(v.plain()) for v in zoom.levels(s)], "handle": _handle(reading, s)}
+        levels = zoom.levels(s) + ([] if s["chosen"].get("sites") else direction_levels(_edits(reading, s)))
+        return {"levels": [_rounded(v.plain()) for v in levels], "handle": _handle(reading, s)}
 
     def stages(s: Json) -> Json:
         return {"stages": [_coupling(c, s, zoom, menus) for c in zoom.couplings(s)]}
@@ -47,6 +49,7 @@ def payload(reading: Reading) -> Json:
         "couplings": partial(_nested, reading, stages),
         "handles": partial(_nested, reading, lambda s: {"edits": _edits(reading, s)}),
         "surfaces": partial(_surfaces, reading),
+        "profile": partial(_profile, reading),
     }
     fitted, left_out = _within(ROOM, seeds, parts)
     raw = {k: v for k, v in reading.results.items() if k not in ("surfaces", "examples")}
@@ -59,6 +62,7 @@ def payload(reading: Reading) -> Json:
         "best": best_method(reading),
         "banks": [list(b) for b in banks_in(reading.results)],
         "scatter": _scatter(reading),
+        "naturalness": _naturalness(reading),
         "sweeps": _sweeps(reading),
         "published": _published(reading),
         **fitted,
@@ -133,6 +137,21 @@ def _scatter(reading: Reading) -> list[Json]:
         key = (r["seed"], r["method"], r["variable"])
         kept.setdefault(key, dict(zip(("seed", "method", "variable"), key, strict=True)))[r["bank"]] = r["accuracy"]
     return [x for x in kept.values() if {"sensitivity", "invariance"} <= x.keys()]
+
+
+def _naturalness(reading: Reading) -> list[Json]:
+    """Every handle's size and stretch, with its accuracy averaged over test banks."""
+    found = []
+    for s in reading.results["selection"]:
+        key = {k: s[k] for k in ("seed", "method", "variable")}
+        tested = [r["accuracy"] for r in reading.rows("records", **key)]
+        known = s.get("evidence")
+        stretch = numbers(known.get("stretch")) if isinstance(known, dict) else []
+        if tested:
+            found.append(
+                {**key, "size": s["size"], "accuracy": fmean(tested), "stretch": stretch[0] if stretch else None}
+            )
+    return found
 
 
 def _sweeps(reading: Reading) -> list[Json]:
@@ -244,6 +263,20 @@ def _weights(names: Sequence[str], row: Sequence[float], chosen: Json) -> list[f
         return None
     kept = sum(max(row[k], 1e-300) for k in top)
     return [chosen["strength"] * max(row[k], 1e-300) / kept if k in top else 0.0 for k in range(len(row))]
+
+
+def _profile(reading: Reading, seed: int) -> Json:
+    """method -> variable -> the best calibration score inside every place that was tried."""
+    kept: Json = {}
+    rows = reading.rows("profile", seed=seed)
+    for method, variable in dict.fromkeys((r["method"], r["variable"]) for r in rows):
+        found = Profile.from_rows(variable, [r for r in rows if r["method"] == method])
+        places = [
+            [t.place, t.token, t.layer, t.score, t.low, t.high, t is found.best, t.place in found.as_good]
+            for t in found.tried
+        ]
+        kept.setdefault(method, {})[variable] = {"said": found.sentence, "places": places}
+    return kept
 
 
 def _surfaces(reading: Reading, seed: int) -> Json:

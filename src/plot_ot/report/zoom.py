@@ -80,7 +80,7 @@ class Level:
 
     title: str
     measure: str
-    """What the bars show: `mass`, or the calibration `score` where no coupling was fitted."""
+    """What the bars show: `mass`; where no coupling was fitted, calibration `score`; of directions, their `length`."""
     setting: str
     total: float | None
     """Mass of the whole row: what a share is a share of."""
@@ -156,6 +156,8 @@ class Zoom:
         """The whole way to one handle."""
         found: list[Level] = []
         for coupling in self.couplings(selection):
+            if not selection["chosen"].get("sites") and self._inside_one_place(coupling):
+                continue  # rotated and closed-form handles take none of its sites: they end in their directions
             found += self._levels_of(coupling, selection, any(v.title == "tokens" for v in found))
         scores = _scores(selection)
         if len(scores) > 1 and not any(i.score is not None for v in found for i in v.items):
@@ -216,6 +218,33 @@ class Zoom:
     def title(self, sites: Sequence[Where]) -> str:
         """What a level's sites are, in one word."""
         return _plural(s.place for s in sites) if all(s.start is None for s in sites) else _parts(sites)
+
+
+def direction_levels(edits: Sequence[Json]) -> list[Level]:
+    """What a rotated or closed-form handle reads and writes: the length of its directions in every neuron.
+
+    Marked are the neurons with at least half the longest.
+    """
+    turned = [e for e in edits if e["own"] is not None]
+    if not turned:
+        return []
+    if not any(e.get("writes") for e in turned):
+        return [_directions("reads and writes", turned, "native")]
+    return [_directions("reads", turned, "native"), _directions("writes", turned, "writes")]
+
+
+def _directions(title: str, edits: Sequence[Json], key: str) -> Level:
+    named: list[tuple[str, float]] = []
+    for e in edits:
+        lengths = e.get(key) or e["native"]  # an orthonormal frame writes where it reads
+        step = -(-e["width"] // len(lengths))
+        for k, length in enumerate(lengths):
+            end = min((k + 1) * step, e["width"])
+            span = f"{k * step}" if step == 1 else f"{k * step}:{end}"
+            named.append((f"{e['place']}[{span}]", float(length)))
+    longest = max(length for _, length in named)
+    items = [Item(name, length, None, None, length >= longest / 2) for name, length in named]
+    return Level(title, "length", "length per neuron", None, tuple(_grouped(items)))
 
 
 def _scores(selection: Json) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise, product
 
 import torch
@@ -16,7 +16,7 @@ from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all
 from plot_ot.stages.das import Rotation, Training, train_all
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.forecast import AGREEING, Forecast
-from plot_ot.stages.problem import Problem, Stage, State
+from plot_ot.stages.problem import Calibration, Candidate, Problem, Stage, State, advance, best_of
 from plot_ot.subjects import Place
 
 GRIDS = ("own", "shared")
@@ -34,7 +34,7 @@ class Calibrate:
     supports: str = "all"
 
     def __call__(self, problem: Problem, state: State) -> State:
-        found = {}
+        found, profile = {}, {}
         search = replace(self.search, score=problem.score)
         with problem.clock.part("calibration"):
             for v in problem.variables:
@@ -43,7 +43,9 @@ class Calibrate:
                     raise PlotError(f"There is no coupling to calibrate for '{v}'; put a localization stage before.")
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
                 found[v] = calibrate(problem.calibration, options, v, search, problem.readout)
-        return replace(state, calibrations=found, handles={v: c.handle for v, c in found.items()})
+                profile[v] = _within_one_place(options, v, found[v])
+        handles = {v: c.handle for v, c in found.items()}
+        return replace(state, calibrations=found, handles=handles, profile=best_of(state.profile, profile))
 
     def forecast(self, ahead: Forecast) -> None:
         """The (K, λ) grid of every coupling, a variant resumed at the first place that its support touches.
@@ -62,6 +64,19 @@ class Calibrate:
                 again = {"smallest": 0.0, "surest": 1 / len(sizes), "loss": 1.0}[self.search.ties]
                 again *= ahead.case == "highest"
                 _forecast_grid(ahead, places, sizes, strengths, f.chance[v] * f.couplings * (1 + again))
+
+
+def _within_one_place(candidates: Sequence[Candidate], variable: str, found: Calibration) -> dict[str, float]:
+    """The best score of the grid points whose sites are all at one place, by place."""
+    best: dict[str, float] = {}
+    for c, scores in zip(candidates, found.surface.max(dim=2).values.tolist(), strict=True):
+        ranked = [c.family.sites[j] for j in c.coupling.ranking(variable)]
+        for size, score in zip(found.sizes, scores, strict=True):
+            places = {p.name for site in ranked[:size] for p in site.places}
+            if len(places) == 1:
+                [place] = places
+                best[place] = max(score, best.get(place, score))
+    return best
 
 
 def _forecast_grid(
@@ -121,7 +136,7 @@ class Best:
     readable: int = 4
 
     def __call__(self, problem: Problem, state: State) -> State:
-        ends = [reduce(lambda at, stage: stage(problem, at), way, state) for way in self.ways]
+        ends = [reduce(partial(advance, problem), way, state) for way in self.ways]
         handles, calibrations = {}, {}
         for v in problem.variables:
             way = self._best([end.handles[v] for end in ends])
@@ -139,6 +154,7 @@ class Best:
             calibrations=calibrations,
             candidates=candidates if fitted else state.candidates,
             signatures=tuple(x for end in fitted for x in end.signatures) or state.signatures,
+            profile=best_of(*(end.profile for end in ends)),
         )
 
     def forecast(self, ahead: Forecast) -> None:
@@ -256,6 +272,7 @@ class SelectPlaces:
         places, handles, patched = {}, {}, {}
         proposed = {v: self._proposed(state, v) for v in problem.variables}
         scores = {v: self._scores(problem, v, proposed[v]) for v in problem.variables}
+        profile = {v: {p.name: score for p, score in found.items()} for v, found in scores.items()}
         if self.grid == "shared":
             chosen = self._shared(proposed, scores)
             proposed = {v: [lists[chosen]] for v, lists in proposed.items()}
@@ -271,7 +288,7 @@ class SelectPlaces:
                 "by_support": patched[v],
             }
             handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, how)
-        return replace(state, places=places, handles=handles, patched=patched)
+        return replace(state, places=places, handles=handles, patched=patched, profile=best_of(state.profile, profile))
 
     def forecast(self, ahead: Forecast) -> None:
         """Each proposed place is tried as a full patch."""

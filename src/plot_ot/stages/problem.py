@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from plot_ot.engine.watching import announce
 from plot_ot.handles import Handle
 from plot_ot.signatures import Readout, Signatures
 from plot_ot.sites import SiteFamily
@@ -78,6 +79,9 @@ class Calibration:
     candidate: int
 
 
+Profile = Mapping[str, Mapping[str, float]]
+
+
 @dataclass(frozen=True)
 class State:
     """What stages hand on, per variable: where to look, couplings to calibrate, and handles."""
@@ -89,6 +93,8 @@ class State:
     handles: Mapping[str, Handle] = field(default_factory=dict)
     patched: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Calibration scores of the whole places that were tried."""
+    profile: Profile = field(default_factory=dict)
+    """The best calibration score of all that was tried inside each place, by variable and place."""
     trail: tuple[State, ...] = ()
     """The states in which each localization stage left its couplings, and what was made of them."""
 
@@ -96,6 +102,53 @@ class State:
     def start(cls, problem: Problem) -> State:
         """Every place is open to every variable."""
         return cls(dict.fromkeys(problem.variables, problem.subject.places))
+
+
+def best_of(*profiles: Profile) -> Profile:
+    """Several profiles as one: of every place the best score."""
+    found: dict[str, dict[str, float]] = {}
+    for profile in profiles:
+        for variable, scores in profile.items():
+            mine = found.setdefault(variable, {})
+            for place, score in scores.items():
+                mine[place] = max(score, mine.get(place, score))
+    return found
+
+
+STAGES = {
+    "Localize": "couplings",
+    "LocalizeTokens": "couplings of tokens",
+    "ScoreSites": "scores of sites",
+    "SelectTokens": "choice of tokens",
+    "SelectPlaces": "choice of places",
+    "Calibrate": "calibration",
+    "TrainDas": "training of rotations",
+    "TrainMask": "training of masks",
+    "TrainBoundless": "training of rotations",
+    "ClosedForm": "closed forms",
+    "Best": "",
+}
+"""What stages are called while they run; of several ways each stage is named by itself."""
+
+
+def stage_name(stage: Stage) -> str:
+    """What a stage is called while it runs."""
+    kind = type(stage).__name__
+    return STAGES.get(kind, kind)
+
+
+def advance(problem: Problem, state: State, stage: Stage) -> State:
+    """Take a stage, and keep what it tried besides what it chose.
+
+    A stage that ends in handles says in `chosen["by_support"]` how the best handle of every place did on calibration.
+    """
+    if stage_name(stage):
+        announce(stage_name(stage))
+    after = stage(problem, state)
+    names = {p.name for p in problem.subject.places}
+    fresh = {v: h for v, h in after.handles.items() if h is not state.handles.get(v)}
+    tried = {v: {p: s for p, s in h.chosen.get("by_support", {}).items() if p in names} for v, h in fresh.items()}
+    return replace(after, profile=best_of(state.profile, after.profile, tried))
 
 
 class Stage(Protocol):

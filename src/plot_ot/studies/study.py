@@ -14,15 +14,17 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.edits import EditBatch, respond
 from plot_ot.engine import Engine, InProcess, Recipe, Unit, record_shared, run, shards
+from plot_ot.engine.watching import announce
 from plot_ot.files.run_directory import Json
 from plot_ot.handles import Handle
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Bootstrap
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.naturalness import naturalness
+from plot_ot.judging.profile import effective_pairs, interval
 from plot_ot.methods import Method
 from plot_ot.signatures import Readout
-from plot_ot.stages.calibrate import correct
+from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.problem import Clock, Problem, State
 from plot_ot.subjects import BankRecording, Place, Subject
 from plot_ot.transport import Coupling
@@ -92,6 +94,7 @@ class Study:
         engine = engine or InProcess()
         self._engine, self._shard = engine, shard
         clock = Clock()
+        announce("recording")
         with clock.part("recording"):
             banks = splits.fit, splits.calibration, *splits.test.values()
             crew = engine.crew(prepared.subject, prepared.recipe)
@@ -114,6 +117,7 @@ class Study:
     def run(self, method: Method, random_method: Callable[[int], Method]) -> tuple[Json, dict[str, Handle]]:
         """Run a method, test its handles once, judge them."""
         state, parts = method.run(self.problem)
+        announce("tests")
         start = time.perf_counter()
         right = {key: correct(r, state.handles[key[0]], self.problem.readout) for key, r in self.tests.items()}
         parts["test"] += time.perf_counter() - start
@@ -133,6 +137,7 @@ class Study:
             ],
             "selection": [self._selection(method.name, h) for h in state.handles.values()],
             "cross": [self._cross(method.name, h, other) for h in state.handles.values() for other in state.handles],
+            "profile": self._profile(method.name, state),
             "surfaces": self._surfaces(method.name, state),
             "couplings": [c for n, s in enumerate(state.trail) for c in self._couplings(method.name, n, s)],
             "transfer": [self._elsewhere(method.name, state.handles[v], bank) for v, bank in self.transfer],
@@ -289,6 +294,18 @@ class Study:
             for v, c in state.calibrations.items()
             if state.handles[v] is c.handle
         ]
+
+    def _profile(self, method: str, state: State) -> list[Json]:
+        """The best calibration score inside every place that was tried, in the network's order."""
+        calibration, rows = self.problem.calibration, []
+        for v, scores in state.profile.items():
+            pairs = effective_pairs(calibration.bank, pair_weights(calibration, v, self.problem.score))
+            for p in self.prepared.subject.places:
+                if p.name in scores:
+                    low, high = interval(scores[p.name], pairs)
+                    where = {"variable": v, "place": p.name, "token": p.token, "layer": p.layer}
+                    rows.append({**self._key(method), **where, "score": scores[p.name], "low": low, "high": high})
+        return rows
 
     def _elsewhere(self, method: str, handle: Handle, bank: str) -> Json:
         right = correct(self.transfer[handle.variable, bank], handle, self.problem.readout)

@@ -62,6 +62,81 @@ charts.scatter = () => {
   };
 };
 
+// Accuracy against stretch, a point per method; the line joins those that no other method beats in both.
+charts.stretch = (figure) => {
+  const points = own.map((m) => {
+    const mine = data.naturalness.filter((h) => h.method === m.name && h.stretch !== null);
+    return { name: m.name, m, stretch: mine.length ? sum(mine.map((h) => h.stretch)) / mine.length : null, accuracy: m.accuracy.mean };
+  }).filter((p) => p.stretch !== null && p.stretch > 0);
+  if (points.length < 2) return "Stretch is compared where several methods have handles.";
+  const byStretch = [...points].sort((a, b) => a.stretch - b.stretch);
+  const front = byStretch.filter((p, k) => byStretch.slice(0, k).every((q) => q.accuracy < p.accuracy));
+  const logs = points.map((p) => Math.log10(p.stretch)), scores = points.map((p) => p.accuracy);
+  const spans = { x: padded(Math.min(...logs, -0.05), Math.max(...logs, 0.05), 0.08), y: padded(Math.min(...scores), Math.max(...scores), 0.1) };
+  const order = points.map((p, k) => [p, k]).sort(([a], [b]) => Number(b.name === picked.method) - Number(a.name === picked.method) || Number(front.includes(b)) - Number(front.includes(a)));
+  const placed = [];
+  placeLabels(order.map(([p]) => ({ x: p.stretch, y: p.accuracy, label: p.name })), spans, (figure.clientWidth || 900) - 80, 250).forEach((where, k) => { placed[order[k][1]] = where; });
+  return {
+    traces: [
+      { type: "scatter", mode: "lines", name: "best at this stretch", x: front.map((p) => p.stretch), y: front.map((p) => p.accuracy), line: { color: colour("line"), width: 6, shape: "hv" }, hoverinfo: "skip" },
+      { type: "scatter", mode: "markers+text", name: "this run", x: points.map((p) => p.stretch), y: points.map((p) => p.accuracy), text: points.map((_, k) => placed[k][1]), textposition: points.map((_, k) => placed[k][0]), textfont: { size: 12 }, cliponaxis: false, hoverinfo: "text",
+        hovertext: points.map((p) => `${safe(p.name)}<br>accuracy ${fixed(p.accuracy)}<br>stretch ${fixed(p.stretch, 2)}`), marker: { size: 11, color: points.map((p) => tone(p.m)) } },
+    ],
+    layout: { height: 380, margin: { l: 8, r: 24, t: narrow() ? 60 : 34, b: 8 }, shapes: [{ type: "line", x0: 1, x1: 1, y0: 0, y1: 1, yref: "paper", line: { color: colour("muted"), width: 1, dash: "dot" } }],
+      xaxis: { type: "log", title: { text: "stretch of edited states, logarithmic (natural = 1)" }, range: spans.x, exponentformat: "none", dtick: "D2" }, yaxis: { range: spans.y, title: { text: "average exact accuracy" } } },
+    rows: [["method", "accuracy", "stretch"], ...points.map((p) => [p.name, p.accuracy, p.stretch])],
+  };
+};
+
+charts.capacity = () => {
+  const handles = data.naturalness.filter((h) => h.size > 0);
+  if (distinct(handles.map((h) => h.size)).length < 2) return "All handles of this run have the same size.";
+  const names = distinct(handles.map((h) => h.variable));
+  const group = (name, mine, main, size) => ({
+    type: "scatter", mode: "markers", name, x: mine.map((h) => h.size), y: mine.map((h) => h.accuracy), hoverinfo: "text",
+    hovertext: mine.map((h) => `${safe(h.method)}, ${safe(h.variable)}, seed ${h.seed}<br>${h.size} direction${h.size === 1 ? "" : "s"}<br>accuracy ${fixed(h.accuracy)}`),
+    marker: { size, color: main, opacity: 0.8, symbol: mine.map((h) => SYMBOLS[names.indexOf(h.variable) % SYMBOLS.length]), line: { width: 1, color: colour("bg") } },
+  });
+  const others = handles.filter((h) => h.method !== picked.method);
+  const traces = Object.entries({ transport: "transport", das: "DAS", baseline: "baselines" }).map(([kind, name]) => group(name, others.filter((h) => kindOf[h.method] === kind), colour(KINDS[kind]), 8));
+  traces.push(group(picked.method, handles.filter((h) => h.method === picked.method), colour("vermillion"), 11));
+  return {
+    traces: traces.filter((t) => t.x.length),
+    layout: { height: 340, margin: { l: 8, r: 16, t: narrow() ? 76 : 34, b: 8 }, xaxis: { type: "log", title: { text: "directions the handle takes, logarithmic" }, exponentformat: "none", dtick: "D2" }, yaxis: { title: { text: "exact accuracy of the handle" } } },
+    rows: [["seed", "method", "variable", "directions", "accuracy", "stretch"], ...handles.map((h) => [h.seed, h.method, h.variable, h.size, h.accuracy, h.stretch])],
+  };
+};
+
+charts.profile = () => {
+  const mine = at("profile");
+  if (!mine) return `${picked.method} tried no single place on calibration pairs in seed ${picked.seed}.`;
+  const rows = [["variable", "place", "token", "layer", "best calibration score", "low", "high", "told from the best"]];
+  const palette = ["blue", "orange", "green", "purple", "sky", "vermillion"].map(colour);
+  const traces = [];
+  const order = []; // places in the network's order, whichever variables tried them
+  Object.values(mine).forEach(({ places }) => places.forEach(([place, , layer]) => { if (!order.some(([p]) => p === place)) order.push([place, layer]); }));
+  order.sort((a, b) => a[1] - b[1]);
+  const names = order.map(([p]) => p), where = Object.fromEntries(names.map((p, k) => [p, k]));
+  Object.entries(mine).forEach(([v, { said, places }], k) => {
+    const main = palette[k % palette.length], shift = 0.12 * (k - (Object.keys(mine).length - 1) / 2);
+    places.forEach(([place, token, layer, score, low, high, best, asGood]) => rows.push([v, place, token, layer, score, low, high, best ? "best" : asGood ? "no" : "yes"]));
+    traces.push({
+      type: "scatter", mode: "markers", name: `${safe(v)}: ${safe(said)}`, x: places.map(([p]) => where[p] + shift), y: places.map((t) => t[3]), hoverinfo: "text",
+      hovertext: places.map((t) => `${safe(v)} in ${safe(t[0])}<br>best calibration score ${fixed(t[3])} [${fixed(t[4])}, ${fixed(t[5])}]${t[6] ? "<br>the best place" : t[7] ? "<br>not told from the best place by these pairs" : ""}`),
+      error_y: { type: "data", symmetric: false, array: places.map((t) => t[5] - t[3]), arrayminus: places.map((t) => t[3] - t[4]), color: main, thickness: 1, width: 0 },
+      marker: { size: 10, color: main, symbol: places.map((t) => (t[6] || t[7] ? "circle" : "circle-open")), line: { width: 2, color: main } },
+    });
+  });
+  const step = Math.max(1, Math.ceil(names.length / (narrow() ? 6 : 16))), short = shortNames(names);
+  const labelled = names.map((_, k) => k).filter((k) => k % step === 0);
+  return {
+    traces,
+    layout: { height: 300 + 22 * traces.length, margin: { l: 8, r: 16, t: 16 + 22 * traces.length, b: 8 }, legend: { orientation: "v", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      xaxis: { tickvals: labelled, ticktext: labelled.map((k) => safe(clipped(short[k], 120))), range: [-0.6, names.length - 0.4], showgrid: false }, yaxis: { title: { text: "best calibration score" }, range: [-0.02, 1.04] } },
+    rows,
+  };
+};
+
 charts.runtime = () => {
   const timed = (data.methods ?? []).filter((m) => m.seconds.mean !== null);
   if (!timed.length) return "No runtime was recorded.";
@@ -243,8 +318,8 @@ charts.coupling = (figure) => {
       const g = grids[i], t = grid(menu, hover(v, s, s.before, "mass"));
       const line = [{ title: v, note: `before calibration · ${s.setting}`, z: g.z, text: t.z, x: g.x, y: g.y, xtitle: s.title }];
       list.push(line);
-      if (calibrated) {
-        const after = grid(menu, s.after ?? s.before.map(() => 0)), said = grid(menu, hover(v, s, s.after ?? s.before.map(() => 0), "weight"));
+      if (s.after) {
+        const after = grid(menu, s.after), said = grid(menu, hover(v, s, s.after, "weight"));
         line.push({ title: v, note: "after calibration", z: after.z, text: said.z, x: after.x, y: after.y, xtitle: s.title });
       }
     });

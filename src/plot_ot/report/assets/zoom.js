@@ -16,9 +16,11 @@ function clipped(text, pixels, size = 7) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
-const ofItem = (level, item) => (level.measure === "mass" ? item[1] : item[3]);
+const ofItem = (level, item) => (level.measure === "score" ? item[3] : item[1]);
+const MEASURES = { mass: "mass", score: "calibration accuracy", length: "length of the directions" };
 
 function itemText(level, [name, mass, norm, score]) {
+  if (level.measure === "length") return `${name}\n${level.title} here: ${short(mass)}`;
   const share = level.total ? ` (${fixed((100 * mass) / level.total, 1)} % of the row)` : "";
   const lines = [name, mass === null ? "no coupling at this stage" : `mass ${short(mass)}${share}`];
   lines.push(`raw signature norm ${norm === null ? "not measured for this group" : short(norm)}`);
@@ -75,7 +77,7 @@ function drawZoom() {
     stage.append(rect(m - 5, c0 - 5, along + 10, across + 10, { class: "frame", rx: 8 }));
     const titleAt = upright ? [0, m - 26] : [m, 16];
     stage.append(text(...titleAt, stageName(level, k), "big"));
-    stage.append(text(titleAt[0], titleAt[1] + 17, clipped(level.setting, upright ? width : along + gap - 8, 6.1), "small"));
+    stage.append(text(titleAt[0], titleAt[1] + 17, clipped(level.setting, upright ? width : along + gap - 12, 6.6), "small"));
     level.items.forEach((item, j) => {
       const c = c0 + j * step;
       const slab = shape("g", { class: item[4] ? "on" : "", "data-item": j });
@@ -85,7 +87,7 @@ function drawZoom() {
       slab.append(bar);
       if (named) {
         slab.append(text(m + 6, c + step / 2 + 4, clipped(names[j], before - 8), step < 20 ? "small" : ""));
-        slab.append(text(m + along - 6, c + step / 2 + 4, level.measure === "mass" && level.total ? `${fixed((100 * item[1]) / level.total, 0)} %` : fixed(item[3]), "small", "end"));
+        slab.append(text(m + along - 6, c + step / 2 + 4, level.measure === "mass" && level.total ? `${fixed((100 * item[1]) / level.total, 0)} %` : level.measure === "length" ? short(item[1]) : fixed(item[3]), "small", "end"));
       }
       stage.append(slab);
     });
@@ -194,7 +196,7 @@ charts.stage = () => {
   const items = level.items;
   const normed = items.some((i) => i[2] !== null);
   const texts = items.map((i) => itemText(level, i).split("\n").map(safe).join("<br>"));
-  const traces = [{ type: "bar", name: level.measure === "mass" ? "mass" : "calibration accuracy", x: items.map((_, k) => k), y: items.map((i) => ofItem(level, i)), hovertext: texts, hoverinfo: "text", marker: { color: items.map((i) => colour(i[4] ? "vermillion" : "sky")) } }];
+  const traces = [{ type: "bar", name: MEASURES[level.measure], x: items.map((_, k) => k), y: items.map((i) => ofItem(level, i)), hovertext: texts, hoverinfo: "text", marker: { color: items.map((i) => colour(i[4] ? "vermillion" : "sky")) } }];
   if (normed) traces.push({ type: "scatter", mode: "markers", name: "raw signature norm (right axis)", yaxis: "y2", x: items.map((_, k) => k), y: items.map((i) => i[2]), hovertext: texts, hoverinfo: "text", marker: { color: colour("ink"), size: 6, symbol: "line-ew-open", line: { width: 2 } } });
   const scored = level.measure === "mass" && items.some((i) => i[3] !== null);
   const step = Math.max(1, Math.ceil(items.length / (narrow() ? 8 : 24)));
@@ -203,7 +205,7 @@ charts.stage = () => {
   return {
     traces,
     layout: { height: 320, bargap: 0.15, margin: { l: 8, r: 8, t: 36, b: 8 }, xaxis: { tickvals: labelled, ticktext: labelled.map((k) => safe(clipped(names[k], 120))), showgrid: false },
-      yaxis: { title: { text: level.measure === "mass" ? "mass" : "calibration accuracy" }, rangemode: "tozero" },
+      yaxis: { title: { text: MEASURES[level.measure] }, rangemode: "tozero" },
       ...(normed ? { yaxis2: { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, title: { text: "norm" } } } : {}),
       annotations: scored ? items.map((i, k) => [i, k]).filter(([i]) => i[3] !== null).map(([i, k]) => ({ x: k, y: i[1], text: `cal. ${fixed(i[3])}`, showarrow: false, yshift: 10, font: { size: 11, color: colour("muted") } })) : [] },
     rows: [["site", "mass", "share of the row", "raw signature norm", "calibration accuracy", "taken"], ...items.map((i) => [i[0], i[1], level.total ? i[1] / level.total : null, i[2], i[3], i[4] ? "yes" : "no"])],
