@@ -17,7 +17,7 @@ from plot_ot.subjects.protocol import Share
 
 pytest.importorskip("ray")
 
-from plot_ot.engine.ray_engine import RayEngine, _RayCrew, _values_or_errors  # noqa: E402
+from plot_ot.engine.ray_engine import RayEngine, _RayCrew, _values_or_errors
 
 OWN = """
 import os, stat, sys
@@ -56,7 +56,7 @@ def test_an_address_from_the_environment_is_said(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with (
         pytest.warns(PlotWarning, match=r"Joining the Ray cluster at '127.0.0.1:1', as RAY_ADDRESS says"),
-        pytest.raises(PlotError, match="no Ray cluster at '127.0.0.1:1'"),
+        pytest.raises(PlotError, match=r"no Ray cluster at '127\.0\.0\.1:1'"),
     ):
         RayEngine()
 
