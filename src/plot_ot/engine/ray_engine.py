@@ -8,11 +8,10 @@ are made again when a unit asks for them. Results are taken by unit, once each, 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from plot_ot.abstract.banks import Bank
+from plot_ot.engine.ray_session import connect
 from plot_ot.engine.ray_worker import Boxed, Done, Numerics, Worker, WorkOrder, kept, library
 from plot_ot.engine.stores import Elsewhere, merged, narrowed, record_shard, to_device
 from plot_ot.engine.units import Crew, Recipe, Shard, SharedRecording, Unit
@@ -31,8 +31,6 @@ RETRIES = 100
 """A unit during which so many workers died will not do better the next time."""
 SENT = 256
 """Parts of recordings that are kept in Ray's object store for units to come."""
-QUIET = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False}
-"""A cluster of this machine alone keeps no history of tasks and no metrics: there is nobody to look at them."""
 PASSED_ON = ("PLOT_OT_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
 """Environment variables that say where models are found."""
 
@@ -53,9 +51,9 @@ class RayEngine:
         threads: int | None = None,
     ) -> None:
         self.threads = threads or torch.get_num_threads()
-        self._started = not _initialized()
-        if self._started:
-            _connect(address, None if workers is None else workers * self.threads)
+        self._leave: Callable[[], None] | None = None
+        if not _initialized():
+            self._leave = connect(address, None if workers is None else workers * self.threads)
         ray = library()
         have = ray.cluster_resources()
         self.gpus = gpus if gpus is not None else float(have.get("GPU", 0) >= 1)
@@ -96,11 +94,12 @@ class RayEngine:
 
     def close(self) -> None:
         """Let go of the workers, and of the cluster if it was started here."""
-        ray = library()
-        if self._started:
-            ray.shutdown()
-        for worker in () if self._started else self.workers:
-            ray.kill(worker)
+        if self._leave:
+            self._leave()
+            self._leave = None
+        else:
+            for worker in self.workers:
+                library().kill(worker)
         self.workers = []
 
     def __enter__(self) -> RayEngine:
@@ -112,39 +111,6 @@ class RayEngine:
 
 def _initialized() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
-
-
-def _connect(address: str | None, cpus: int | None) -> None:
-    """Join the cluster at an address, or start one of this machine alone."""
-    address = address or os.environ.get("RAY_ADDRESS")
-    ray = library(loopback=not address)
-    try:
-        if address:
-            _require_listener(address)
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        else:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                _node_ip_address="127.0.0.1",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _system_config=QUIET,
-            )
-    except (OSError, RuntimeError, ValueError) as e:
-        where = f"at '{address}'" if address else "on this machine"
-        raise PlotError(
-            f"There is no Ray cluster {where} that lets us in ({e}). Start one with `ray start --head`; if it asks "
-            f"for a token, set RAY_AUTH_MODE=token here as on its nodes."
-        ) from e
-
-
-def _require_listener(address: str) -> None:
-    """Fail at once where nobody listens: Ray itself would go on trying for many minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 class _RayCrew:
@@ -164,10 +130,27 @@ class _RayCrew:
         boxes = [Boxed.of(s, recording) for s in shards]
         self.shards = Boxed.of(boxes)
         refs = [self._worker(k, 0, len(boxes)).record.remote(self.replica, box) for k, box in enumerate(boxes)]
-        pieces = (to_device(s, self.subject) for s in _values_or_errors(map(library().get, refs), self.notes))
+        found = zip(_values_or_errors(map(library().get, refs), self.notes), shards, strict=True)
+        pieces = (to_device(self._checked(store, shard), self.subject) for store, shard in found)
         # as much of the budget as a recording in this process holds in memory
         store = merged(pieces, self.subject.vectors_in_memory)
         return store.with_prefixes(Elsewhere(len(shards), lambda k: record_shard(self.subject, shards[k])))
+
+    def _checked(self, store: object, shard: Shard) -> Store:
+        """Refuse what is no recording of a shard's inputs at the subject's places; numbers are looked at later."""
+        rows = len(shard.inputs)
+        if (
+            isinstance(store, Store)
+            and torch.equal(store.inputs.cpu(), shard.inputs.cpu())
+            and len(store.outputs) == rows
+        ):
+            shapes = {name: tuple(a.shape) for name, a in store.activations.items()}
+            if shapes == {p.name: (rows, p.width) for p in self.subject.places}:
+                return store
+        raise PlotError(
+            f"A worker returned something else than a recording of the {rows} inputs it was given. Install the same "
+            f"plot-ot everywhere, and use a cluster that you trust."
+        )
 
     def map(self, recording: SharedRecording, units: Sequence[Unit]) -> Iterator[Any]:
         if any(u.whole for u in units):  # nobody has all that is needed: whoever is free takes the next
@@ -223,6 +206,8 @@ def _values_or_errors(results: Iterator[Done], notes: list[str]) -> Iterator[Any
     ray = library()
     try:
         for result in results:
+            if not isinstance(result, Done) or not all(isinstance(note, str) for note in result.notes):
+                raise PlotError(f"A worker answered with {type(result).__name__}, which no worker of ours does.")
             notes.extend(result.notes)
             if result.error is not None:
                 raise result.error

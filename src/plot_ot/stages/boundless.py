@@ -30,6 +30,7 @@ from plot_ot.stages.descent import (
     continued,
     descend,
     trained_frames,
+    trained_like,
 )
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State
@@ -233,7 +234,7 @@ def _train(
 ) -> list[Bounded]:
     """Train the jobs of a place as one batch."""
     generator = continued(state)
-    like = recording.store.activations[place.name]
+    like = trained_like(recording, place)
     room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
     widest = min(widest or room.rank, room.rank)
     columns = room.rank if spec.optimiser == "adam" else widest

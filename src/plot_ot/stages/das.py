@@ -15,7 +15,7 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Unit, jobs_at_once, run
 from plot_ot.errors import PlotError
 from plot_ot.signatures import Readout
-from plot_ot.stages.descent import DasSpec, TrainedFrames, continued, descend, trained_frames
+from plot_ot.stages.descent import DasSpec, TrainedFrames, continued, descend, trained_frames, trained_like
 from plot_ot.subjects import BankRecording, Place
 
 
@@ -127,7 +127,7 @@ def _train(
 ) -> list[Rotation]:
     """Train the chosen jobs of a place. What is random does not depend on which these are."""
     generator = continued(state)
-    like, jobs = recording.store.activations[place.name], all_jobs[chosen]
+    like, jobs = trained_like(recording, place), all_jobs[chosen]
     widest = max(k for _, k, _ in jobs)
     room = (room or Frame.identity(place.width)).to(like.device, like.dtype)
     columns = room.rank if spec.optimiser == "adam" else widest  # whose generator turns all directions

@@ -118,6 +118,13 @@ def _diverged(variants: Variants, active: Tensor, epoch: int, bad: Bool[Tensor, 
     return f"{who} has a loss of NaN or infinity in epoch {epoch}. Lower the rate."
 
 
+def trained_like(recording: BankRecording, place: Place) -> Tensor:
+    """A tensor of the device and type in which is trained what edits a place: at least float32, for the steps of a
+    descent are lost in the few digits of float16 and bfloat16."""
+    like = recording.store.activations[place.name][:0]
+    return like.float() if like.dtype in (torch.float16, torch.bfloat16) else like
+
+
 def continued(state: Tensor) -> torch.Generator:
     """A generator that goes on from there, wherever a unit of work runs."""
     generator = torch.Generator()

@@ -22,7 +22,7 @@ from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
 from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.calibrate import pair_weights, scored
-from plot_ot.stages.descent import Adam, DasSpec, annealed, continued, descend
+from plot_ot.stages.descent import Adam, DasSpec, annealed, continued, descend, trained_like
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place
@@ -164,7 +164,7 @@ def _train(
 ) -> tuple[Bool[Tensor, "jobs sites"], list[float]]:
     """Which sites each job keeps, and its last loss."""
     generator = continued(state)
-    like = recording.store.activations[places[0].name]
+    like = trained_like(recording, places[0])
     start = torch.randn(len(jobs), len(family), 1, generator=generator)
     start *= torch.tensor([float(r > 0) for _, _, r in jobs])[:, None, None]
     masks = _Masks(family, places, recording, jobs, start.to(like), spec)
@@ -191,7 +191,7 @@ class _Masks:
         self.adam = Adam(self.logits, spec.clip)
         self.parts = []
         for p in places:
-            like = recording.store.activations[p.name]
+            like = trained_like(recording, p)
             self.parts.append((p, family.frames[p.name].to(like.device, like.dtype), family.indicator(p).to(start)))
 
     def edits(self, active: Tensor, progress: float) -> Sequence[EditBatch]:
