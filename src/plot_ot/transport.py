@@ -77,6 +77,11 @@ class Degeneracy(str, Enum):
         return self.value
 
     @property
+    def serious(self) -> bool:
+        """Whether the plan means nothing then; ties are broken by cost, and dead sites lose by theirs."""
+        return self not in (Degeneracy.SATURATED, Degeneracy.DEAD)
+
+    @property
     def meaning(self) -> str:
         """The degeneracy in one sentence."""
         return MEANINGS[self]

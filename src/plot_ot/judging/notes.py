@@ -15,7 +15,6 @@ from plot_ot.handles import Handle
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording
-from plot_ot.transport import Degeneracy
 
 STRETCH = 1.5
 """Edited states this many times as far out as natural ones are called unnatural."""
@@ -40,7 +39,7 @@ def _flagged(handle: Handle, state: State) -> list[str]:
     if "K" not in handle.chosen:
         return []  # it was not read off a coupling
     found = {flag.kind for c in state.candidates.get(handle.variable, ()) for flag in c.coupling.flags}
-    flags = found - {Degeneracy.SATURATED, Degeneracy.DEAD}  # ties are broken by cost, and dead sites lose by it
+    flags = [flag for flag in found if flag.serious]
     return [f"the coupling behind it is flagged: {', '.join(sorted(map(str, flags)))}"] if flags else []
 
 

@@ -197,8 +197,8 @@ def forecast_signatures(
 
 
 def warn_of_degeneracies(couplings: Sequence[Coupling]) -> None:
-    """Warn once of all that a stage's couplings are flagged with, by name."""
-    found = Counter(kind for c in couplings for kind in {f.kind for f in c.flags})
+    """Warn once of all serious flags of a stage's couplings, by name."""
+    found = Counter(kind for c in couplings for kind in {f.kind for f in c.flags} if kind.serious)
     if found:
         said = " ".join(f"{kind} ({n} of {len(couplings)}): {kind.meaning}" for kind, n in sorted(found.items()))
         warnings.warn(f"Degenerate couplings. {said}", CouplingWarning, stacklevel=3)
