@@ -49,9 +49,10 @@ def connect(address: str | None, cpus: int | None) -> Callable[[], None]:
 
 def _join(address: str) -> Callable[[], None]:
     ray = library()
+    leave: Callable[[], None] = ray.shutdown
     _require_listener(address)
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    return ray.shutdown
+    return leave
 
 
 def _start(cpus: int | None) -> Callable[[], None]:
