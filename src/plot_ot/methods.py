@@ -15,6 +15,7 @@ from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlac
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Clock, Problem, Stage, State, advance
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
@@ -142,8 +143,10 @@ def progressive(
     """The zoom of Figure 1, with what a network's places need of it: tokens, then places, then what is inside.
 
     One-sided UOT couples tokens (where places stand at several) and whole places (where there are many); each variable
-    keeps a few. Inside these, neurons or groups of them, principal components, closed forms and with `das` rotations
-    around the size found so far each make a handle, and calibration keeps the best, the plainest first.
+    keeps a few. Inside these, neurons or groups of them, principal components and closed forms each make a handle, and
+    calibration keeps the best, the plainest first. Gauss-Newton goes on from the closed forms where places are few and
+    narrow, else only where the best handle is; with `das` rotations around the size found so far follow. What was found
+    before stays unless it is beaten.
     """
     spec = spec or SignatureSpec()
     unit = replace(spec, normalise="unit") if spec.normalise == "none" else spec  # a whole token outweighs any variable
@@ -173,12 +176,21 @@ def progressive(
     inside: list[tuple[Stage, ...]] = [
         (Localize(menus, fine, spec, coupling="place"), Calibrate(search)) for menus in (native, (pca,))
     ]
-    inside.append((ClosedForm(),))
+    inside.append((ClosedForm(), NewtonHandles()) if thorough else (ClosedForm(),))
     inner = Best((*inside, *ways))
     stages.append(LookFurther(inner) if ways else inner)
+    if not thorough:
+        stages.append(NewtonHandles())
     if das:
         stages.append(Best(((), (TrainDas(Hint.paper(), DasSpec(most=100), from_handles=True),))))
-    return Method("plot", "tokens, places, then neurons, principal components and closed forms inside", tuple(stages))
+    return Method(
+        "plot", "tokens, places, then neurons, principal components, closed forms and Newton inside", tuple(stages)
+    )
+
+
+def natural_das(das: TrainDas) -> Best:
+    """DAS with a counterfactual-latent loss, its weight chosen on calibration, between equal scores the larger."""
+    return Best(tuple((replace(das, spec=replace(das.spec, natural=weight)),) for weight in (0.1, 0.01)))
 
 
 def random_progressive(draw: int, places: Sequence[Place]) -> Method:

@@ -277,6 +277,7 @@ def _spread_words(machine: Machine, plans: Sequence[Plan]) -> str:
 PARTS = {
     "record": ("filter", "recording", "transfer"),
     "signatures": ("signatures",),
+    "Newton": ("newton",),
     "calibrate": ("calibration",),
     "DAS": ("das",),
     "test": ("test",),

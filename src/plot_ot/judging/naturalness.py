@@ -1,12 +1,16 @@
 """Is a handle's variable really there? What its reading directions decode, and how natural the edited states look.
 
-An edit may steer the answer through directions that carry nothing in natural states (a dormant path). Two measures
-speak against that, neither of which the methods optimise:
+An edit may steer the answer through directions that carry nothing in natural states (a dormant path). Three measures
+speak against that:
 
 - **decoding**: a linear discriminant on Rᵀ a, fitted on the fit inputs, tells the variable's value on held-out ones;
 - **stretch**: how far the edited states lie from the mean of the natural ones, in the units of natural variation
   (Mahalanobis length, median over pairs, natural states = 1). Directions in which natural states hardly vary count
-  most: an edit that writes along a dormant one stands out at once.
+  most: an edit that writes along a dormant one stands out at once;
+- **cell stretch**: the same against natural states that have the source's value of the variable: does the edited state
+  look like one of them?
+
+Covariances are shrunk (Ledoit and Wolf), so that few states can support them.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from torch import Tensor
 from plot_ot.abstract.banks import first_of_each
 from plot_ot.edits import EditBatch
 from plot_ot.handles import Handle
+from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
 from plot_ot.subjects import BankRecording
 
-RIDGE = 1e-3
-"""Added to covariances, in units of their mean variance."""
+DRAWS = 400
+"""Resampled sets of base inputs for an interval."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +40,59 @@ class Naturalness:
     chance: float | None
     stretch: float
     """Mahalanobis length of edited states at the first edited place over that of natural ones, medians."""
+    stretch_low: float
+    """The lower end of its 95 % interval, from resampled base inputs."""
+    stretch_high: float
+    cell_stretch: float | None
+    """The same from the mean of the natural states that have the source's value, with the variation inside such cells;
+    None where no fit input has the sources' values."""
 
 
 def naturalness(handle: Handle, fit: BankRecording, test: BankRecording) -> Naturalness:
-    """Both measures, on test pairs' states against everything recorded."""
+    """All measures, on test pairs' states against everything recorded."""
     decoding, chance = _decoding(handle, fit, test)
     edit = handle.batch()[0]
-    natural = fit.store.activations[edit.place.name].double()
-    mean = natural.mean(dim=0)
-    precision = torch.linalg.inv(_covariance(natural - mean))
-
-    def length(a: Float[Tensor, "rows d"]) -> Float[Tensor, " rows"]:
-        squared: Tensor = ((a - mean) @ precision * (a - mean)).sum(dim=1)
-        return squared.clamp(min=0).sqrt()
-
-    ordinary = length(natural).median().clamp(min=1e-12)
-    return Naturalness(decoding, chance, float(length(_edited(edit, test)).median() / ordinary))
+    edited, states = edited_states(edit, test)[0], fit.store.activations[edit.place.name].double()
+    mean = states.mean(dim=0)
+    lengths = Natural.around(states - mean).stretch(edited - mean)
+    low, high = _median_interval(lengths.cpu(), test)
+    cell = _cell_stretch(handle.variable, edit, edited, fit, test)
+    return Naturalness(decoding, chance, float(lengths.median()), low, high, cell)
 
 
-def _covariance(centred: Float[Tensor, "rows d"]) -> Float[Tensor, "d d"]:
-    covariance = centred.T @ centred / len(centred)
-    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
-    return covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+def _median_interval(lengths: Float[Tensor, " pairs"], test: BankRecording) -> tuple[float, float]:
+    """The 95 % interval of the median when base inputs are drawn again, each with all of its pairs."""
+    group = test.bank.base_groups().cpu()
+    count = int(group.max()) + 1
+    drawn = torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(0))
+    times = torch.zeros(DRAWS, count).scatter_add_(1, drawn, torch.ones(DRAWS, count))
+    order = lengths.argsort()
+    cumulated = times[:, group[order]].cumsum(dim=1)
+    at = (cumulated >= 0.5 * cumulated[:, -1:]).float().argmax(dim=1)
+    medians = lengths[order][at]
+    low, high = torch.quantile(medians, torch.tensor([0.025, 0.975], dtype=medians.dtype)).tolist()
+    return low, high
 
 
-def _edited(edit: EditBatch, test: BankRecording) -> Float[Tensor, "pairs d"]:
-    base, source = test.base_at(edit.place), test.source_at(edit.place)
-    moved = EditBatch(edit.place, edit.frame.to(base.device, base.dtype), edit.gains.to(base))
-    return moved.apply(base.unsqueeze(0), source)[0].double()
+def _cell_stretch(
+    variable: str, edit: EditBatch, edited: Float[Tensor, "pairs d"], fit: BankRecording, test: BankRecording
+) -> float | None:
+    rows = torch.cat([fit.base_rows, fit.source_rows]).cpu()
+    once = first_of_each(torch.unique(rows, return_inverse=True)[1])
+    inputs = torch.cat([fit.bank.base, fit.bank.source])
+    known = fit.bank.causal.run(inputs[once])[variable]
+    wanted = test.bank.causal.run(test.bank.source)[variable]
+    joint = torch.cat([known.reshape(len(once), -1), wanted.reshape(len(test), -1)])
+    cell, target = torch.unique(joint, dim=0, return_inverse=True)[1].split([len(once), len(test)])
+    states = fit.store.activations[edit.place.name].double().cpu()[rows[once]]
+    count = torch.bincount(cell, minlength=int(torch.cat([cell, target]).max()) + 1)
+    means = torch.zeros(len(count), states.shape[1], dtype=states.dtype).index_add(0, cell, states)
+    means = means / count.clamp(min=1)[:, None]
+    seen = count[target] > 0
+    if not seen.any():
+        return None
+    natural = Natural.around(states - means[cell])
+    return float(natural.stretch(edited.cpu()[seen] - means[target[seen]]).median())
 
 
 def _decoding(handle: Handle, fit: BankRecording, test: BankRecording) -> tuple[float | None, float | None]:
@@ -73,7 +103,7 @@ def _decoding(handle: Handle, fit: BankRecording, test: BankRecording) -> tuple[
     if len(seen) < 2:
         return None, None
     means = torch.stack([x[coded == k].mean(dim=0) for k in range(len(seen))])
-    white = torch.linalg.solve(_covariance(x - means[coded]), means.T)  # Σ⁻¹ μ
+    white = torch.linalg.solve(shrunk_covariance(x - means[coded]), means.T)  # Σ⁻¹ μ
     guess = seen[(held @ white - 0.5 * (means.T * white).sum(dim=0)).argmax(dim=1)]
     hits = [(guess[truth == value] == value).double().mean() for value in truth.unique()]
     return float(torch.stack(hits).mean()), 1 / len(seen)

@@ -42,6 +42,7 @@ PARTS = {
     "signatures": SKY,
     "transport": GREEN,
     "closed_form": YELLOW,
+    "newton": VERMILLION,
     "calibration": BLUE,
     "das": ORANGE,
     "test": PURPLE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 from rich import box
 from rich.table import Table
@@ -51,6 +51,13 @@ def average_by_seed(results: Json, method: str, field: str = "accuracy") -> dict
     return {seed: fmean(values) for seed, values in by_seed.items()}
 
 
+def stretch_of(results: Json, method: str) -> str:
+    """How far a method's edits push states, natural = 1: the median over seeds and variables."""
+    told = [s.get("evidence") or {} for s in results.get("selection", []) if s["method"] == method]
+    found = [e["stretch"] for e in told if e.get("stretch") is not None]
+    return f"{median(found):.2f}" if found else "-"
+
+
 def accuracy_table(results: Json, width: int = 120) -> Table:
     """Mean ± sd over seeds, per bank and on average, with controls and seconds; fewer spreads where space is short."""
     seeds = sorted({r["seed"] for r in results["records"]})
@@ -62,6 +69,7 @@ def accuracy_table(results: Json, width: int = 120) -> Table:
         table.add_column(f"{variable}\n{bank[:4]}.", justify="right", no_wrap=True)
     table.add_column("average", justify="right", style="bold", no_wrap=True)
     table.add_column("full\npatch", justify="right", no_wrap=True)
+    table.add_column("stretch", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for method in methods_in(results):
         if method == CONTROLS[0]:
@@ -75,7 +83,8 @@ def accuracy_table(results: Json, width: int = 120) -> Table:
         patches = list(average_by_seed(results, method, "full_patch").values())
         spent = [t["seconds"] for t in results["runtimes"] if t["method"] == method]
         seconds = mean_sd(spent, 2) if wide or not spent else f"{fmean(spent):.2f}"
-        table.add_row(method, *cells, average, f"{fmean(patches):.3f}" if patches else "-", seconds)
+        patch = f"{fmean(patches):.3f}" if patches else "-"
+        table.add_row(method, *cells, average, patch, stretch_of(results, method), seconds)
     return table
 
 

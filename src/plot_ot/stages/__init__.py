@@ -7,6 +7,7 @@ from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites
 from plot_ot.stages.descent import Adam, DasSpec, descend
 from plot_ot.stages.masks import MaskSpec, TrainMask
+from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.prefilter import Prefilter, rank_correlation
 from plot_ot.stages.problem import Calibration, Candidate, Clock, Problem, Stage, State
 
@@ -24,6 +25,7 @@ __all__ = [
     "Localize",
     "LocalizeTokens",
     "MaskSpec",
+    "NewtonHandles",
     "Prefilter",
     "Problem",
     "ScoreSites",

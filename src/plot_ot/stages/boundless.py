@@ -280,7 +280,7 @@ class _Bounded:
         self.gains = torch.sigmoid((self.leaf[:, None] - self.middle) / softness)
         return [EditBatch(self.place, self.room.compose(self.frames.frames(active)), self.gains)]
 
-    def penalty(self, active: Tensor) -> Float[Tensor, " active"]:
+    def penalty(self, active: Tensor, pairs: Tensor | slice) -> Float[Tensor, " active"]:
         return self.price[active] * self.gains.sum(dim=1)
 
     @torch.no_grad()

@@ -169,6 +169,17 @@ def cell_shift(
     return known, mean[of_swapped[known]] - mean[of_base[known]]
 
 
+def finest_shift(
+    fit: BankRecording, place: Place, variable: str, least: float = 0.9
+) -> tuple[Int[Tensor, " known"], Float[Tensor, "known d"]]:
+    """`cell_shift` by the rule of the most variables whose cells are known for at least a share of the pairs."""
+    for rule in reversed(RULES):
+        shift = cell_shift(fit, place, variable, cell_variables(fit, variable, rule))
+        if shift is not None and (len(shift[0]) >= least * len(fit) or rule == RULES[0]):
+            return shift
+    raise PlotError(f"No fit input has a value of '{variable}' that a source has: nothing is known of its swaps.")
+
+
 def _codes(values: Sequence[Tensor]) -> Int[Tensor, " rows"]:
     """Batched values of any shape, one after the other, as one integer per row."""
     joint = torch.cat(list(values))

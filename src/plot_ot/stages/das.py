@@ -15,7 +15,9 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Unit, jobs_at_once, run
 from plot_ot.errors import PlotError
 from plot_ot.signatures import Readout
+from plot_ot.stages.closed_form import finest_shift
 from plot_ot.stages.descent import DasSpec, TrainedFrames, continued, descend, trained_frames, trained_like
+from plot_ot.stages.natural import shrunk_covariance
 from plot_ot.subjects import BankRecording, Place
 
 
@@ -135,9 +137,9 @@ def _train(
     gains = torch.stack([(torch.arange(widest) < k).to(like.dtype) for _, k, _ in jobs]).to(like.device)
     labels = torch.stack([recording.bank.labels[v] for v, _, _ in jobs]).to(like.device)
     rotations = trained_frames(spec, start.to(like), gains)
-    final, epochs = descend(
-        recording, [place], labels, readout, spec, generator, _Rotations(place, room, rotations, gains, jobs)
-    )
+    latents = Latents.of(recording, place, jobs, spec.natural) if spec.natural else None
+    variants = _Rotations(place, room, rotations, gains, jobs, latents)
+    final, epochs = descend(recording, [place], labels, readout, spec, generator, variants)
     found = []
     for j, (v, k, r) in enumerate(jobs):
         frame = room.compose(rotations.finished(j, k)).to(torch.device("cpu"), like.dtype)
@@ -172,6 +174,46 @@ def starting_frames(
 
 
 @dataclass(frozen=True)
+class Latents:
+    """The counterfactual-latent loss, after an idea of arXiv 2511.04638: where natural states would be after the swap.
+
+    The state that a swap should lead to is the base's, moved between the means of the natural states with the base's
+    and with the source's value (`closed_form.finest_shift`). Distances are in the units of natural variation.
+    """
+
+    base: Float[Tensor, "pairs d"]
+    source: Float[Tensor, "pairs d"]
+    wanted: Float[Tensor, "jobs pairs d"]
+    known: Float[Tensor, "jobs pairs"]
+    """1 where the shift is known, else 0."""
+    precision: Float[Tensor, "d d"]
+    weight: float
+
+    @classmethod
+    def of(cls, recording: BankRecording, place: Place, jobs: Sequence[Job], weight: float) -> Latents:
+        """For the variables of some jobs at a place."""
+        base, source = recording.base_at(place), recording.source_at(place)
+        states = recording.store.activations[place.name].double().cpu()
+        states = states[torch.cat([recording.base_rows, recording.source_rows]).unique().cpu()]
+        precision = torch.linalg.inv(shrunk_covariance(states - states.mean(dim=0)))
+        wanted, known = [], []
+        for v, _, _ in jobs:
+            pairs, shift = finest_shift(recording, place, v)
+            target, told = torch.zeros(base.shape, dtype=torch.float64), torch.zeros(len(base))
+            target[pairs], told[pairs] = base.double().cpu()[pairs] + shift, 1.0
+            wanted.append(target.to(base))
+            known.append(told.to(base))
+        return cls(base, source, torch.stack(wanted), torch.stack(known), precision.to(base), weight)
+
+    def loss(self, edit: EditBatch, active: Tensor, pairs: Tensor | slice) -> Float[Tensor, " active"]:
+        """Mean squared distance per dimension over the pairs whose shift is known, times the weight."""
+        edited = edit.apply(self.base[pairs].unsqueeze(0), self.source[pairs])
+        known, off = self.known[active][:, pairs], edited - self.wanted[active][:, pairs]
+        distance = ((off @ self.precision) * off).mean(dim=2)
+        return self.weight * (distance * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+
+
+@dataclass
 class _Rotations:
     """DAS as variants: learned frames, fixed gains."""
 
@@ -180,12 +222,18 @@ class _Rotations:
     rotations: TrainedFrames
     gains: Float[Tensor, "jobs widest"]
     jobs: Sequence[Job]
+    latents: Latents | None = None
+    now: EditBatch | None = None
+    """The edits of the pass under way."""
 
     def edits(self, active: Tensor, progress: float) -> Sequence[EditBatch]:
-        return [EditBatch(self.place, self.room.compose(self.rotations.frames(active)), self.gains[active])]
+        self.now = EditBatch(self.place, self.room.compose(self.rotations.frames(active)), self.gains[active])
+        return [self.now]
 
-    def penalty(self, active: Tensor) -> None:
-        return None
+    def penalty(self, active: Tensor, pairs: Tensor | slice) -> Float[Tensor, " active"] | None:
+        if self.latents is None or self.now is None:
+            return None
+        return self.latents.loss(self.now, active, pairs)
 
     def step(self, active: Tensor, progress: float) -> None:
         self.rotations.step(active, progress)

@@ -40,6 +40,9 @@ class DasSpec:
     improvement: float = 0.03
     restarts: int = 1
     clip: float = 1.0
+    natural: float = 0.0
+    """The weight of the counterfactual-latent loss: the squared distance, in natural units per dimension, between the
+    edited state and the base's state moved to where natural states have the source's value. 0 is plain DAS."""
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -57,8 +60,8 @@ class Variants(Protocol):
     def edits(self, active: Tensor, progress: float) -> Sequence[EditBatch]:
         """What the jobs still going do, ready for a backward pass; `progress` runs from 0 to 1."""
 
-    def penalty(self, active: Tensor) -> Float[Tensor, " active"] | None:
-        """What is added to each job's loss in the pass that `edits` began."""
+    def penalty(self, active: Tensor, pairs: Tensor | slice) -> Float[Tensor, " active"] | None:
+        """What is added to each job's loss in the pass over some pairs that `edits` began."""
 
     def step(self, active: Tensor, progress: float) -> None:
         """Move the jobs along their gradients."""
@@ -96,7 +99,7 @@ def descend(
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = readout.loss(outputs, labels[active][:, pairs]).mean(dim=1)
             refuse_non_finite(losses.detach(), partial(_diverged, variants, active, epoch))
-            penalty = variants.penalty(active)
+            penalty = variants.penalty(active, pairs)
             (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()
             variants.step(active, epoch / spec.most)
             total += losses.detach().cpu().double() * outputs.shape[1]

@@ -36,7 +36,7 @@ class Passes:
     """Equal resumed batches: `times` times so many pairs under so many variants, from a place on."""
 
     part: str
-    """`signatures`, `calibration`, `das` or `test`."""
+    """`signatures`, `newton`, `calibration`, `das` or `test`."""
     stage: int
     place: Place
     pairs: int

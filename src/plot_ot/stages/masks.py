@@ -199,7 +199,7 @@ class _Masks:
         self.soft = torch.sigmoid(self.leaf[:, :, 0] / annealed(self.spec.temperatures, progress))
         return [EditBatch(place, frame, self.soft @ member) for place, frame, member in self.parts]
 
-    def penalty(self, active: Tensor) -> Float[Tensor, " active"]:
+    def penalty(self, active: Tensor, pairs: Tensor | slice) -> Float[Tensor, " active"]:
         return self.sparsity[active] * self.soft.sum(dim=1)
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from plot_ot.stages.forecast import Forecast
 from plot_ot.subjects import BankRecording, Place, Subject
 from plot_ot.transport import Coupling
 
-PARTS = ("recording", "signatures", "transport", "closed_form", "calibration", "das", "test")
+PARTS = ("recording", "signatures", "transport", "closed_form", "newton", "calibration", "das", "test")
 
 
 class Clock:

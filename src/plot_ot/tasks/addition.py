@@ -10,7 +10,7 @@ import torch
 from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import unknown
-from plot_ot.methods import Method, MethodKind, random_sites
+from plot_ot.methods import Method, MethodKind, natural_das, random_sites
 from plot_ot.signatures import SignatureSpec, as_readout
 from plot_ot.sites import Menu, blocks, pca_components, pca_prefixes, whole_places
 from plot_ot.stages.calibrate import Search
@@ -18,6 +18,7 @@ from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, ScoreSites, brute_force
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.newton import NewtonHandles
 from plot_ot.studies.study import Prepared
 from plot_ot.studies.task import Outline, SeedFailed, Task
 from plot_ot.subjects import GRUNet, GRUSubject
@@ -95,6 +96,11 @@ class BinaryAddition(Task):
                 (*stage_a, ClosedForm()),
             ),
             Method(
+                "plot-newton",
+                "plot-closed-form, then Gauss-Newton on the output loss with the closed form as prior (ours)",
+                (*stage_a, ClosedForm(), NewtonHandles()),
+            ),
+            Method(
                 "plot-das", "Stage A, then DAS inside the timestep (Algorithm 4)", (*stage_a, das), kind=MethodKind.DAS
             ),
             Method(
@@ -108,6 +114,12 @@ class BinaryAddition(Task):
                 "das-oblique",
                 "full DAS with reading and writing directions trained apart (ours)",
                 (replace(das, spec=replace(das.spec, optimiser="oblique", rate=0.02)),),
+                kind=MethodKind.DAS,
+            ),
+            Method(
+                "das-natural",
+                "full DAS with a counterfactual-latent loss that keeps edited states natural",
+                (natural_das(das),),
                 kind=MethodKind.DAS,
             ),
             Method(

@@ -16,12 +16,14 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.run_directory import write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, read_tensors
-from plot_ot.methods import Method, MethodKind, layered, random_sites
+from plot_ot.methods import Method, MethodKind, layered, natural_das, random_sites
 from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, TrainDas
+from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, ScoreSites, brute_force
+from plot_ot.stages.newton import NewtonHandles
 from plot_ot.studies.study import Prepared, Sweep
 from plot_ot.studies.task import Outline, SeedFailed, Task
 from plot_ot.subjects import MLPSubject
@@ -279,7 +281,23 @@ class HierarchicalEquality(Task):
                 (Localize(transport=Transport(epsilon=(EPSILON,))), Calibrate(search)),
             ),
             layered(self._search(ties="loss")),
+            Method(
+                "plot-closed-form",
+                "oblique maps in closed form, no training; layer by calibration (ours)",
+                (ClosedForm(),),
+            ),
+            Method(
+                "plot-newton",
+                "plot-closed-form, then Gauss-Newton on the output loss with the closed form as prior (ours)",
+                (ClosedForm(), NewtonHandles()),
+            ),
             Method("das", "full DAS: 3 layers x 16 dimensions x 2 variables", (TrainDas(),), kind=MethodKind.DAS),
+            Method(
+                "das-natural",
+                "full DAS with a counterfactual-latent loss that keeps edited states natural",
+                (natural_das(TrainDas()),),
+                kind=MethodKind.DAS,
+            ),
             Method(
                 "full-vector",
                 "the whole activation vector of the best layer",

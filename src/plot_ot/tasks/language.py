@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
-from plot_ot.methods import Method, MethodKind
+from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
@@ -29,6 +29,7 @@ from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, ScoreSites, at_random, attribution, brute_force
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.prefilter import Prefilter
 from plot_ot.studies.study import Prepared, Spoken, Sweep
 from plot_ot.studies.task import Outline, Task
@@ -259,6 +260,11 @@ class LanguageTask(Task):
                 (*stage_a(), ClosedForm()),
             ),
             Method(
+                "plot-newton",
+                "plot-closed-form, then Gauss-Newton on the output loss with the closed form as prior (ours)",
+                (*stage_a(), ClosedForm(), NewtonHandles()),
+            ),
+            Method(
                 "plot-das", "Stage A, then DAS inside the block (Algorithm 9)", (*stage_a(), das), kind=MethodKind.DAS
             ),
             Method(
@@ -283,6 +289,12 @@ class LanguageTask(Task):
                 "das",
                 "full DAS: every block, every size (Algorithm 12)",
                 (replace(das, every=self.das_every),),
+                kind=MethodKind.DAS,
+            ),
+            Method(
+                "das-natural",
+                "full DAS with a counterfactual-latent loss that keeps edited states natural",
+                (natural_das(replace(das, every=self.das_every)),),
                 kind=MethodKind.DAS,
             ),
             Method(

@@ -2,7 +2,7 @@
 
 const KINDS = { transport: "blue", das: "orange", baseline: "grey", control: "grey" };
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star"];
-const PARTS = { recording: "grey", signatures: "sky", transport: "green", closed_form: "purple", calibration: "blue", das: "orange", test: "muted" };
+const PARTS = { recording: "grey", signatures: "sky", transport: "green", closed_form: "purple", newton: "vermillion", calibration: "blue", das: "orange", test: "muted" };
 const kindOf = Object.fromEntries((data.methods ?? []).map((m) => [m.name, m.kind]));
 const tested = (data.methods ?? []).filter((m) => m.accuracy.mean !== null);
 const own = tested.filter((m) => m.kind !== "control");
