@@ -275,7 +275,7 @@ def test_rows_of_a_moving_place_are_those_of_the_task_that_opened_the_edit():
     inputs = rand(5, 2, 3, 4)
     rows = torch.tensor([[0], [1]])
     subject = ModuleSubject(
-        net, ["states"], rows, position=lambda r: r[:, 0], encode=lambda r: inputs[r[:, 0] % 2], readout=lambda y: y
+        net, ["states"], rows, position=lambda r: r[:, 0], encode=lambda r: inputs[r[:, 0] % 2], output=lambda y: y
     )
     place = subject.place("states")
     handle = Handle("z", (Edit(place, Frame.identity(4), torch.ones(4)),), subject.identity())

@@ -32,7 +32,7 @@ MOST_TENSORS = 4 << 30
 MOST_DECODED = 2 << 30
 """Bytes that the values of a JSON text may take in memory, by estimate."""
 MOST_ROWS_DECODED = 64 << 20
-"""Bytes that the columns of a table of questions may take."""
+"""Bytes that the rows of a table of questions may take."""
 MOST_PACKED = 16
 """How many times its size a compressed file of numbers may unpack to; trained weights hardly compress."""
 DEEPEST = 64
@@ -175,7 +175,7 @@ def read_torch_file(path: str | os.PathLike[str], most: int) -> Any:
 
 
 def read_parquet(path: str | os.PathLike[str], most: int = MOST_ROWS_DECODED) -> list[dict[str, Any]]:
-    """The rows of a parquet file whose columns take at most `most` bytes.
+    """The rows of a parquet file, which may take at most `most` bytes.
 
     What is written once may stand for many rows, so a file's size says nothing: rows are unpacked a few at a time.
     """
@@ -192,11 +192,20 @@ def read_parquet(path: str | os.PathLike[str], most: int = MOST_ROWS_DECODED) ->
             raise ValueError(f"its columns take more than {most:,} bytes")
         left = most
         for batch in table.iter_batches(batch_size=max(1, min(1024, most // max(1, written)))):
-            left -= batch.nbytes
+            some = batch.to_pylist()
+            left -= _taken(some)
             if left < 0:
-                raise ValueError(f"its columns take more than {most:,} bytes")
-            rows += batch.to_pylist()
+                raise ValueError(f"its rows take more than {most:,} bytes")
+            rows += some
     return rows
+
+
+def _taken(value: Any) -> int:
+    """About what a value of a table takes in memory."""
+    if isinstance(value, (str, bytes)):
+        return 50 + len(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 32 + sum(map(_taken, inside))
 
 
 # -- scratch files ------------------------------------------------------------------------------------------------
