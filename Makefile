@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WORKERS ?= 2
 
 .PHONY: setup browser demo test test-long lint format bench docs audit clean
 
@@ -21,8 +22,8 @@ demo: setup  ## the paper's first study on one seed: table, handles and figures 
 	$(BIN)/plot-ot run heq --seeds 1 --first-seed 1 --sampler balanced --out runs/demo
 	@echo "Figures: runs/demo/figures"
 
-test: setup
-	$(BIN)/python -m pytest
+test: setup  ## one process per core of a small machine; a file's tests share one, and with it their fixtures
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
