@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -36,9 +35,6 @@ TESTS = {
     "judging/verdict.py": ["test_verdict.py"],
     "judging/naturalness.py": ["test_evidence.py"],
 }
-SURVIVED = {0, 5, 33}
-"""What pytest says when all tests pass, and when no test runs the function at all."""
-
 CONFIG = """
 [tool.pytest.ini_options]
 addopts = "-q --strict-markers -m 'not long'"
@@ -61,46 +57,10 @@ def campaign(module: str, sample: int, seed: int) -> dict[str, Any]:
         shutil.copytree(ROOT / part, SCRATCH / part, ignore=shutil.ignore_patterns("__pycache__"))
     tests = ", ".join(f'"tests/{name}"' for name in TESTS[module])
     (SCRATCH / "pyproject.toml").write_text(CONFIG.format(module=module, tests=tests), encoding="utf-8")
-    call = [sys.executable, __file__, "--here", module, "--sample", str(sample), "--seed", str(seed)]
+    call = [sys.executable, str(ROOT / "benchmarks" / "mutants_of_a_module.py"), module, str(sample), str(seed)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(call, cwd=SCRATCH, env=env, check=True)  # noqa: S603
     return json.loads((SCRATCH / "found.json").read_text(encoding="utf-8"))
-
-
-def here(module: str, sample: int, seed: int) -> None:
-    """The campaign itself, in the copy."""
-    import pytest
-    from mutmut import __main__ as mutmut
-    from mutmut.mutation import mutators
-    from mutmut.mutation.diff_apply import get_diff_for_mutant
-    from mutmut.mutation.file_mutation import mutate_file_contents
-
-    pytest.Item._nodeid = property(lambda item: item.nodeid)  # type: ignore[attr-defined]  # mutmut 3.8 with pytest 9
-    wording = {"operator_string"}  # what a text says is for people to judge
-    mutators.mutation_operators[:] = [o for o in mutators.mutation_operators if o[1].__name__ not in wording]
-    path = Path("src/plot_ot") / module
-    prefix = "plot_ot." + module.removesuffix(".py").replace("/", ".") + "."
-    names = [prefix + n for n in mutate_file_contents(str(path), path.read_text(encoding="utf-8")).mutant_names]
-    chosen = sorted(random.Random(seed).sample(names, min(sample or len(names), len(names))))
-    mutmut._run(chosen, 1)
-    codes = json.loads((Path("mutants") / f"{path}.meta").read_text(encoding="utf-8"))["exit_code_by_key"]
-    survivors = [n for n in chosen if codes[n] in SURVIVED]
-    if unknown := [n for n in chosen if codes[n] is None]:
-        raise SystemExit(f"mutmut left {len(unknown)} mutants untried: {unknown[:3]}")
-    found = {
-        "mutants": len(names),
-        "tried": len(chosen),
-        "killed": len(chosen) - len(survivors),
-        "survivors": [change(n.removeprefix(prefix), get_diff_for_mutant(n, path=path)) for n in survivors],
-    }
-    Path("found.json").write_text(json.dumps(found), encoding="utf-8")
-
-
-def change(name: str, diff: str) -> str:
-    """A mutant by what it changes, which stays the same when other lines come and go."""
-    function = name.rsplit("__mutmut_", 1)[0].removeprefix("x").strip("_ǁ").replace("ǁ", ".")
-    lines = [line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    return f"{function}: " + " ".join(f"{line[0]} {' '.join(line[1:].split())}" for line in lines)
 
 
 def interval(killed: int, tried: int) -> tuple[float, float]:
@@ -118,16 +78,26 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
         share = f"{r['killed'] / r['tried']:.0%}" + (f" [{low:.0%}, {high:.0%}]" if low is not None else "")
         tests = ", ".join(f"`{t}`" for t in TESTS[module])
         rows.append(
-            [f"`{module}`", str(r["mutants"]), str(r["tried"]), str(r["killed"]), share, str(len(r["survivors"])), tests]
+            [
+                f"`{module}`",
+                str(r["mutants"]),
+                str(r["tried"]),
+                str(r["killed"]),
+                share,
+                str(len(r["survivors"])),
+                tests,
+            ]
         )
     killed, tried = (sum(r[k] for r in results.values()) for k in ("killed", "tried"))
     lines = [
         "# Mutants",
         "",
-        "Do the tests notice when the code is wrong? `make mutants` lets [mutmut](https://mutmut.readthedocs.io) change "
-        "one expression at a time (a comparison, a sign, a constant, an argument), and the tests of that module must fail.",
+        "Do the tests notice when the code is wrong? `make mutants` lets [mutmut](https://mutmut.readthedocs.io) "
+        "change one expression at a time (a comparison, a sign, a constant, an argument), and the tests of that "
+        "module must fail.",
         "",
-        "Left out: texts (what a message says is for people to judge), refusals' arguments, docstrings and annotations. "
+        "Left out: texts (what a message says is for people to judge), the arguments of refusals, docstrings and "
+        "annotations. "
         "mutmut does not reach constants of modules and classes, properties, and functions under another decorator "
         "(here `signatures` and `_exact`, under `torch.no_grad`). Where fewer mutants were tried than there are, "
         "they are a seeded sample of all, with Wilson's 95 % interval; survivors among them are listed with a reason.",
@@ -153,11 +123,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=60, help="mutants of each module; 0 for all")
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--page", action="store_true", help="write the page from what is known, run nothing")
-    parser.add_argument("--here", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.here:
-        here(given.here, given.sample, given.seed)
-        return
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for module in [] if given.page else given.only:
         results[module] = campaign(module, given.sample, given.seed)

@@ -1,4 +1,4 @@
-"""Frames and batches of edits by their own equation, a + W(g * (Rᵀ a_source - Rᵀ a)), one variant and pair at a time."""
+"""Frames and batches of edits by their own equation, a + W(g * (Rᵀ a_source - Rᵀ a)), one variant at a time."""
 
 from __future__ import annotations
 
