@@ -33,7 +33,7 @@ TESTS = {
     "stages/closed_form.py": ["test_closed_form_cells.py"],
     "signatures/effects.py": ["test_signatures.py"],
     "judging/verdict.py": ["test_verdict.py"],
-    "judging/naturalness.py": ["test_evidence.py"],
+    "judging/naturalness.py": ["test_naturalness.py"],
 }
 CONFIG = """
 [tool.pytest.ini_options]

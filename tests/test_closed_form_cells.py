@@ -13,12 +13,12 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import respond
 from plot_ot.errors import PlotError
-from plot_ot.signatures import readout
+from plot_ot.signatures import as_readout
 from plot_ot.stages.closed_form import ClosedForm, barycentric, cell_shift, cell_variables, contrastive, leading
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
-LOOK = readout("softmax")
+READOUT = as_readout("softmax")
 CAUSAL = CausalModel(
     ["a", "b", "c", "d"],
     {
@@ -178,9 +178,9 @@ def test_candidates_are_every_form_under_every_rule_that_names_other_cells(fit):
     forms = ["barycentric 0.1", "discriminant 0.1", "barycentric 1", "discriminant 1"]
     expected = [("contrastive 1", "alone"), ("contrastive 2", "alone")]
     expected += [(form, rule) for rule in ("alone", "siblings", "frontier") for form in forms]
-    assert [(c.form, c.rule) for c in found] == expected
+    assert [(c.name, c.rule) for c in found] == expected
     assert {c.place for c in found} == {place}
-    by = {(c.form, c.rule): c.frame for c in found}
+    by = {(c.name, c.rule): c.frame for c in found}
     difference = fit.source_at(place).double() - fit.base_at(place).double()
     known, shift = cell_shift(fit, place, "p", ("q",))
     own = barycentric(difference[known], shift, 0.1)
@@ -210,10 +210,10 @@ def score_alone(recording: BankRecording, edits: list, variant: int, variable: s
 def test_the_stage_chooses_the_best_then_the_smallest_then_the_weakest_edit(fit, kind):
     """A random network, where scores differ, and a planted one, where many edits get everything right."""
     if kind == "random":
-        problem = Problem(fit.subject, fit, recorded(seed=1), ("p", "r"), LOOK)
+        problem = Problem(fit.subject, fit, recorded(seed=1), ("p", "r"), READOUT)
     else:
         planted = planted_plane()
-        problem = Problem(planted.subject, *record(planted.subject, *planted.banks(60, 40)), ("p", "q"), LOOK)
+        problem = Problem(planted.subject, *record(planted.subject, *planted.banks(60, 40)), ("p", "q"), READOUT)
     stage = ClosedForm(ridges=(0.01, 1.0), sizes=(1, 2), strengths=(2.0, 1.0, 1.5))
     start = State.start(problem)
     state = stage(problem, start)
@@ -233,10 +233,10 @@ def test_the_stage_chooses_the_best_then_the_smallest_then_the_weakest_edit(fit,
         )
         _, c, strength = tried[at]
         chosen = handle.chosen
-        assert (chosen["support"], chosen["form"], chosen["rule"]) == (c.place.name, c.form, c.rule)
+        assert (chosen["support"], chosen["form"], chosen["rule"]) == (c.place.name, c.name, c.rule)
         assert (handle.variable, handle.places, chosen["strength"]) == (v, [c.place.name], strength)
         assert chosen["calibration_score"] == pytest.approx(best)
-        for name, part in (("by_form", lambda c: c.form.split()[0]), ("by_support", lambda c: c.place.name)):
+        for name, part in (("by_form", lambda c: c.kind), ("by_support", lambda c: c.place.name)):
             scores: dict[str, float] = {}
             for score, c_, _ in tried.values():
                 scores[part(c_)] = max(score, scores.get(part(c_), 0.0))
