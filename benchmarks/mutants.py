@@ -31,7 +31,7 @@ TESTS = {
     "transport.py": ["test_transport.py"],
     "stages/calibrate.py": ["test_calibrate.py"],
     "stages/closed_form.py": ["test_closed_form_cells.py"],
-    "signatures/effects.py": ["test_signatures.py"],
+    "signatures/effects.py": ["test_signatures.py", "test_approximate.py"],
     "judging/verdict.py": ["test_verdict.py"],
     "judging/naturalness.py": ["test_naturalness.py"],
 }
@@ -96,8 +96,8 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "change one expression at a time (a comparison, a sign, a constant, an argument), and the tests of that "
         "module must fail.",
         "",
-        "Left out: texts (what a message says is for people to judge), the arguments of refusals, docstrings and "
-        "annotations. "
+        "Left out: texts (what a message says is for people to judge), the arguments of refusals, docstrings, "
+        "annotations, `zip(strict=)` and devices (there is one here). "
         "mutmut does not reach constants of modules and classes, properties, and functions under another decorator "
         "(here `signatures` and `_exact`, under `torch.no_grad`). Where fewer mutants were tried than there are, "
         "they are a seeded sample of all, with Wilson's 95 % interval; survivors among them are listed with a reason.",

@@ -178,18 +178,20 @@ def test_ties_by_loss_go_to_the_surest_of_the_best(planted):
     assert found.handle.chosen["strength"] != 0.8  # so the two rules differ here
 
 
-def test_surest_ties_go_to_the_lowest_loss_among_the_smallest(planted):
-    """Larger ones may be surer still: here they are not asked."""
+@pytest.mark.parametrize(("ties", "chosen"), [("smallest", (1, 0.8)), ("surest", (1, 1.2)), ("loss", (3, 1.2))])
+def test_each_tie_rule_asks_for_size_and_certainty_in_its_own_order(planted, ties, chosen):
     _, recording, candidate = planted
-    sizes, strengths = (1, 2, 3), (0.8, 1.2, 1.0)
-    found = calibrate(recording, [candidate], "p", Search(sizes, strengths, ties="surest"), READOUT)
+    search = Search((1, 2, 3), (1.4, 1.2, 0.8), ties=ties)
     losses = {}
-    for j, strength in enumerate(strengths):
-        assert found.surface[0, 0, j] > 1 - 1e-9
-        outputs, _ = one_at_a_time(recording, candidate, "p", 1, strength)
-        losses[strength] = loss_by_hand(outputs, recording.bank, "p")
-    assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == (1, min(losses, key=losses.get))
-    assert len(set(losses.values())) == len(strengths)
+    for k in search.sizes:
+        for strength in search.strengths:
+            outputs, _ = one_at_a_time(recording, candidate, "p", k, strength)
+            losses[k, strength] = loss_by_hand(outputs, recording.bank, "p")
+    assert min(losses, key=losses.get) == (3, 1.2)
+    assert min((at for at in losses if at[0] == 1), key=losses.get) == (1, 1.2)
+    found = calibrate(recording, [candidate], "p", search, READOUT)
+    assert (found.surface > 1 - 1e-9).all()
+    assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == chosen
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["better first", "better last"])

@@ -101,9 +101,12 @@ def test_the_shift_differs_from_one_to_the_sources_own_cell(fit):
 
 
 def test_without_an_input_in_the_swapped_cell_there_is_no_shift():
-    base, source = torch.tensor([[0, 0, 0, 0]]), torch.tensor([[1, 0, 1, 1]])
-    [fit] = record(MLPSubject(mlp(4, 6, 2)), Bank.from_pairs(CAUSAL, base, source, variables=["p"]))
-    assert cell_shift(fit, fit.subject.places[0], "p", ("q", "r")) is None
+    """Whether that cell would come before or after those that occur."""
+    low, high = torch.tensor([[0, 0, 0, 0]]), torch.tensor([[1, 0, 1, 1]])
+    late = torch.tensor([[0, 0, 1, 1]]), torch.tensor([[2, 0, 0, 0]])
+    for base, source in ((high, low), late, (low, high)):
+        [fit] = record(MLPSubject(mlp(4, 6, 2)), Bank.from_pairs(CAUSAL, base, source, variables=["p"]))
+        assert cell_shift(fit, fit.subject.places[0], "p", ("q", "r")) is None
     known, _ = cell_shift(fit, fit.subject.places[0], "p", ())
     assert known.tolist() == [0]
 

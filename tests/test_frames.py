@@ -118,6 +118,15 @@ def test_an_encoded_frame_keeps_all_it_was_given():
     assert Frame.encoded(frame.read, frame.write, frame.encoder).kind == "sae"
 
 
+def test_an_edit_through_an_encoder_writes_what_its_readings_differ_by():
+    frame, gains, (a, source) = sae(), rand(57, 3, R), states()
+    edited = EditBatch(PLACE, frame, gains).apply(a, source)
+    difference = frame.coordinates(source) - frame.coordinates(a[0])
+    assert (difference != 0).any(dim=0).all()
+    for v in range(3):
+        torch.testing.assert_close(edited[v], a[0] + (gains[v] * difference) @ frame.write.T, rtol=1e-4, atol=1e-5)
+
+
 def test_some_directions_of_a_frame_are_read_and_written_as_before():
     a, some = rand(55, 3, D), torch.tensor([1])
     for frame in (Frame.orthonormal(ORTHONORMAL[0], "pca"), OBLIQUE[0], sae()):
@@ -141,8 +150,13 @@ def test_moving_a_frame_moves_all_its_tensors():
 
 def test_directions_behind_an_encoder_are_neither_stacked_nor_mixed():
     inner = Frame.orthonormal(orthonormal(40, R, 1))
-    for act in (lambda: sae().compose(inner), lambda: Frame.stack([sae()]), lambda: Frame.stack([OBLIQUE[0], sae()])):
-        with pytest.raises(PlotError, match="'features' frame are read through an encoder and cannot be"):
+    mixed, stacked = "mixed with others", "stacked with other frames"
+    for act, use in (
+        (lambda: sae().compose(inner), mixed),
+        (lambda: Frame.stack([sae()]), stacked),
+        (lambda: Frame.stack([OBLIQUE[0], sae()]), stacked),
+    ):
+        with pytest.raises(PlotError, match=f"'features' frame are read through an encoder and cannot be {use}"):
             act()
 
 
