@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo test test-long lint format bench docs audit clean
+.PHONY: setup browser demo test test-long mutants lint format bench docs audit clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ test: setup  ## one process per core of a small machine; a file's tests share on
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
 	$(BIN)/python -m pytest -m long
+
+mutants: setup  ## changes one expression at a time and asks whether the tests notice: docs/results/mutants.md
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]' -c constraints.txt
+	nice $(BIN)/python benchmarks/mutants.py
 
 lint: setup
 	$(BIN)/ruff format --check src tests benchmarks
