@@ -415,3 +415,16 @@ def test_pairs_are_spread_over_a_large_pool_in_random_order():
         assert len(at.unique()) > 150
         assert 0.35 < float((at < len(pool) // 2).double().mean()) < 0.65
     assert not torch.equal((bank.base * rows).sum(dim=1), (bank.base * rows).sum(dim=1).sort().values)
+
+
+def test_coding_rows_leaves_the_global_random_numbers_alone():
+    before = torch.random.get_rng_state()
+    assert torch.equal(row_codes(POOL), row_codes(POOL))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_draw_that_fails_says_for_which_variable():
+    with pytest.raises(PlotError, match=r"\(policy 'sensitive' for 'z_WX'\) wants 5 pairs"):
+        draw("sensitive", 5, pool=POOL[:4])
+    with pytest.raises(PlotError, match=r"\(policy 'mixed'\) wants 30 pairs"):
+        draw("mixed", 30, pool=POOL[:4])
