@@ -32,8 +32,11 @@ TESTS = {
     "stages/calibrate.py": ["test_calibrate.py"],
     "stages/closed_form.py": ["test_closed_form_cells.py"],
     "signatures/effects.py": ["test_signatures.py", "test_approximate.py"],
-    "judging/verdict.py": ["test_verdict.py"],
-    "judging/naturalness.py": ["test_naturalness.py"],
+}
+JUDGING = sorted(p.stem for p in (ROOT / "src" / "plot_ot" / "judging").glob("[!_]*.py"))
+TESTS |= {
+    f"judging/{name}.py": [f"test_{n}.py" for n in JUDGING if (ROOT / "tests" / f"test_{n}.py").exists()]
+    for name in JUDGING
 }
 CONFIG = """
 [tool.pytest.ini_options]
@@ -129,7 +132,7 @@ def main() -> None:
         results[module] = campaign(module, given.sample, given.seed)
         write_atomically(RESULTS, (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
     reasons = json.loads(REASONS.read_text(encoding="utf-8")) if REASONS.exists() else {}
-    kept = {module: results[module] for module in TESTS if module in results}
+    kept = {module: results[module] for module in TESTS if results.get(module, {}).get("tried")}
     write_atomically(RESULTS.with_suffix(".md"), page(kept, reasons).encode())
 
 

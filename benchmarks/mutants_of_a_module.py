@@ -30,8 +30,10 @@ def main(module: str, sample: int, seed: int) -> None:
     mutated = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
     names = [prefix + n for n in mutated.mutant_names if not idle(n, mutated)]
     chosen = sorted(random.Random(seed).sample(names, min(sample or len(names), len(names))))
-    mutmut._run(chosen, 1)
-    codes = json.loads((Path("mutants") / f"{path}.meta").read_text(encoding="utf-8"))["exit_code_by_key"]
+    codes = {}
+    if chosen:  # without names mutmut would run whatever there is
+        mutmut._run(chosen, 1)
+        codes = json.loads((Path("mutants") / f"{path}.meta").read_text(encoding="utf-8"))["exit_code_by_key"]
     survivors = [n for n in chosen if codes[n] in SURVIVED]
     if unknown := [n for n in chosen if codes[n] is None]:
         raise SystemExit(f"mutmut left {len(unknown)} mutants untried: {unknown[:3]}")
