@@ -232,7 +232,7 @@ def weighted_cost(moments, spec, weights):
 def test_a_familys_weight_counts_its_block_that_often(spec):
     recording = recorded(bank(150))
     family, names = menu(recording), recording.bank.families
-    found = signatures(recording, family, READOUT, replace(spec, hierarchical=True, folds=3))
+    found = measure_signatures(recording, family, READOUT, replace(spec, hierarchical=True, folds=3))
     found = replace(found, exact=torch.ones(len(family), dtype=torch.bool))
     weights = {n: float(k + 1) for k, n in enumerate(names)}
     weighted = found.weighted(weights, names)
@@ -251,7 +251,7 @@ def test_a_familys_weight_counts_its_block_that_often(spec):
 def weights_of(**changes):
     recording = recorded()
     names = recording.bank.families
-    found = signatures(recording, menu(recording), READOUT, SignatureSpec(hierarchical=True))
+    found = measure_signatures(recording, menu(recording), READOUT, SignatureSpec(hierarchical=True))
     found.weighted(
         {n: changes.get(n, changes.get("others", 1.0)) for n in names if changes.get(n, 1) is not None}, names
     )
