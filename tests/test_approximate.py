@@ -185,6 +185,18 @@ def test_linear_features_are_projected_before_they_are_linearised():
         np.testing.assert_allclose(found.cost, measure_signatures(recording, family, readout, spec).cost, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("project", "folds", "sources"), [(4, 0, 0), (None, 3, 1), (1, 3, 1), (2, 3, 2), (4, 2, 2), (4, None, 2)]
+)
+def test_projections_that_all_pairs_share_are_a_source_of_error_of_their_own(project, folds, sources):
+    """Effects averaged first share one projection; a single direction of it cannot be left out."""
+    recording = recorded()
+    spec = SignatureSpec("family_mean", project=project, folds=folds)
+    found = measure_signatures(recording, menu(recording), READOUT, spec)
+    assert len(found.replicates) == sources
+    assert (found.spread is None) == (sources == 0)
+
+
 # -- weighted families --------------------------------------------------------------------------------------------
 
 
