@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WORKERS ?= 2
 
-.PHONY: setup browser demo test test-long lint format bench docs audit clean
+.PHONY: setup browser demo test test-long mutants lint format bench docs audit clean
 
 setup: $(READY)
 
@@ -21,12 +22,16 @@ demo: setup  ## the paper's first study on one seed: table, handles and figures 
 	$(BIN)/plot-ot run heq --seeds 1 --first-seed 1 --sampler balanced --out runs/demo
 	@echo "Figures: runs/demo/figures"
 
-test: setup
-	$(BIN)/python -m pytest
+test: setup  ## one process per core of a small machine; a file's tests share one, and with it their fixtures
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
 	$(BIN)/python -m pytest -m long
+
+mutants: setup  ## changes one expression at a time and asks whether the tests notice: docs/results/mutants.md
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]' -c constraints.txt
+	nice $(BIN)/python benchmarks/mutants.py
 
 lint: setup
 	$(BIN)/ruff format --check src tests benchmarks

@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plot_ot.subjects import DecoderSubject, Recording, load_model, record_pairs
+from plot_ot.models import load_model
+from plot_ot.subjects import DecoderSubject, Recording, record_pairs
 from plot_ot.subjects.decoder.sizes import RESUMED_AT_ONCE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -185,6 +185,18 @@ def test_linear_features_are_projected_before_they_are_linearised():
         np.testing.assert_allclose(found.cost, measure_signatures(recording, family, readout, spec).cost, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("project", "folds", "sources"), [(4, 0, 0), (None, 3, 1), (1, 3, 1), (2, 3, 2), (4, 2, 2), (4, None, 2)]
+)
+def test_projections_that_all_pairs_share_are_a_source_of_error_of_their_own(project, folds, sources):
+    """Effects averaged first share one projection; a single direction of it cannot be left out."""
+    recording = recorded()
+    spec = SignatureSpec("family_mean", project=project, folds=folds)
+    found = measure_signatures(recording, menu(recording), READOUT, spec)
+    assert len(found.replicates) == sources
+    assert (found.spread is None) == (sources == 0)
+
+
 # -- weighted families --------------------------------------------------------------------------------------------
 
 
@@ -214,6 +226,46 @@ def test_equal_weights_change_nothing(spec):
     np.testing.assert_allclose(even.spread, found.spread, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(
         found.cost, measure_signatures(recording, family, READOUT, spec).cost, rtol=1e-5, atol=1e-7
+    )
+
+
+def weighted_cost(moments, spec, weights):
+    """Σ_f w_f |u_f - v_f|² of the blocks, normalised as the spec says; weights share as much as equal ones would."""
+    seen = moments.present.nonzero().squeeze(1).tolist()
+    share = {f: weights[f] * len(seen) / sum(weights[g] for g in seen) for f in seen}
+    blocks = {f: (moments.uu[f][:, None], moments.vv[f][None], moments.uv[f]) for f in seen}
+    if spec.normalise == "unit_family":
+        return sum(share[f] * (2 - 2 * uv / (uu * vv).sqrt().clamp(min=1e-12)) for f, (uu, vv, uv) in blocks.items())
+    uu, vv, uv = (sum(share[f] * blocks[f][k] for f in seen) for k in range(3))
+    return uu + vv - 2 * uv if spec.normalise == "none" else 2 - 2 * uv / (uu * vv).sqrt()
+
+
+@named
+def test_a_familys_weight_counts_its_block_that_often(spec):
+    recording = recorded(bank(150))
+    family, names = menu(recording), recording.bank.families
+    found = measure_signatures(recording, family, READOUT, replace(spec, hierarchical=True, folds=3))
+    found = replace(found, exact=torch.ones(len(family), dtype=torch.bool))
+    weights = {n: float(k + 1) for k, n in enumerate(names)}
+    weighted = found.weighted(weights, names)
+    expected = weighted_cost(found.pooled.whole, spec, [*weights.values()])
+    np.testing.assert_allclose(weighted.cost, expected, rtol=1e-5, atol=1e-7)
+    assert not np.allclose(weighted.cost, found.cost, rtol=1e-2)
+    if spec.normalise != "unit_family":
+        [parts], [moments] = weighted.replicates, found.pooled.left_out
+        for replicate, without in zip(parts, moments, strict=True):
+            expected = weighted_cost(without, spec, [*weights.values()])
+            np.testing.assert_allclose(replicate.cost, expected, rtol=1e-5, atol=1e-7)
+    assert (weighted.weights, weighted.exact is found.exact, weighted.noise) == (weights, True, found.noise)
+    assert (weighted.variables, weighted.family, weighted.spec) == (found.variables, found.family, found.spec)
+
+
+def weights_of(**changes):
+    recording = recorded()
+    names = recording.bank.families
+    found = measure_signatures(recording, menu(recording), READOUT, SignatureSpec(hierarchical=True))
+    found.weighted(
+        {n: changes.get(n, changes.get("others", 1.0)) for n in names if changes.get(n, 1) is not None}, names
     )
 
 
@@ -379,6 +431,9 @@ REFUSED = {
     "coarse menu": (only_whole_places, ["3 of 3 sites", "exact responses"]),
     "unknown measure": (lambda: Localize(signatures="jacobi"), ["'jacobi'", "Did you mean 'jacobian'", "exact"]),
     "weights of pooled families": (pooled_families, ["hierarchical=True"]),
+    "a family without its weight": (lambda: weights_of(none=None), ["Every family (none, ", "weight of 0 or more"]),
+    "a negative weight": (lambda: weights_of(none=-0.5), ["weight of 0 or more", "-0.5"]),
+    "no weight at all": (lambda: weights_of(none=0.0, others=0.0), ["weight of 0 or more"]),
     "no steps": (lambda: Localize(steps=0), ["at least one step"]),
     "too many weights": (lambda: weightings([*"abcdefghij"], [*"abcdefghij"], 5), ["10 families", "fewer steps"]),
 }

@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plot_ot.abstract.banks import POLICIES, Bank, Power, Splits, draw_pairs
+from plot_ot.abstract.banks import (
+    POLICIES,
+    Bank,
+    Power,
+    Splits,
+    distinct_rows,
+    draw_pairs,
+    first_of_each,
+    row_codes,
+)
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError
 from refusals import assert_refused
@@ -300,3 +309,122 @@ def test_splits_without_any_test_bank_are_refused():
 def test_a_calibration_bank_that_never_changes_a_variable_is_refused():
     with pytest.raises(PlotError, match="no pair that changes 'z_YZ'"):
         Splits.checked(*split_banks(calibration=(2, 10)))  # 0002 and 0101: z_WX changes, z_YZ does not
+
+
+# -- the parts of it ----------------------------------------------------------------------------------------------
+
+
+def test_a_selection_of_pairs_is_named_after_what_it_is():
+    bank = draw("mixed", 20, name="fit")
+    assert bank.name == "fit"
+    assert bank.sensitive("z_WX").name == "fit/z_WX/sensitivity"
+    assert bank.invariant("z_YZ").name == "fit/z_YZ/invariance"
+    assert bank.select(torch.tensor([0])).name == "fit"
+    assert draw("mixed", 4).name == "pairs"
+    assert {k: b.name for k, b in bank.by_variable().items()} == {
+        (v, kind): f"fit/{v}/{kind}" for v in VARIABLES for kind in ("sensitivity", "invariance")
+    }
+
+
+def test_families_are_spelled_by_the_variables_they_change_or_numbered():
+    bank = draw("balanced", 40)
+    for t, (_, changed, _, _) in enumerate(brute_rows(bank)):
+        name = "+".join(v for v in VARIABLES if changed[v]) or "none"
+        assert bank.families[bank.family[t]] == name
+    numbered = bank_of([(0, 1), (0, 2), (0, 3)], family=torch.tensor([0, 2, 0]))
+    assert numbered.families == ("0", "1", "2")
+    named = bank_of([(0, 1), (0, 2)], family=torch.tensor([1, 0]), families=["one", "two"])
+    assert (named.families, named.family.tolist()) == (("one", "two"), [1, 0])
+
+
+@pytest.mark.parametrize("entries", [[-1, 0], [0, 2]])
+def test_family_entries_outside_their_names_are_refused(entries):
+    with pytest.raises(PlotError, match=r"must lie in 0\.\.1, one per family name \(one, two\)"):
+        bank_of([(0, 1), (0, 2)], family=torch.tensor(entries), families=["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "least", "gaps"),
+    [((1, 1, 1), 1, 0), ((0, 1, 1), 1, 1), ((1, 0, 1), 1, 1), ((1, 1, 0), 1, 1), ((5, 4, 6), 5, 1), ((4, 4, 4), 5, 3)],
+)
+def test_fewer_pairs_than_the_least_are_missing(counts, least, gaps):
+    base, source, other = counts
+    power = Power(20, 10, base, source, {"q": other}, 3)
+    assert len(power.missing(least)) == gaps
+    if least == 1:
+        assert power.missing() == power.missing(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64])
+def test_rows_have_one_code_exactly_when_they_are_equal(dtype):
+    rows = torch.randint(-2, 3, (200, 3), generator=torch.Generator().manual_seed(0)).to(dtype)
+    codes = row_codes(rows)
+    assert torch.equal(codes[:, None] == codes[None], (rows[:, None] == rows[None]).all(dim=-1))
+    assert sorted(set(codes.tolist())) == list(range(len({tuple(r) for r in rows.tolist()})))
+
+
+def test_rows_whose_hashes_collide_are_still_told_apart(monkeypatch):
+    """Factors of one make every row with the same sum collide."""
+    monkeypatch.setattr(torch, "randint", lambda high, size, generator: torch.zeros(size, dtype=torch.long))
+    rows = torch.tensor([[1, 2], [2, 1], [1, 2], [0, 3], [5, 5]])
+    codes = row_codes(rows)
+    assert torch.equal(codes[:, None] == codes[None], (rows[:, None] == rows[None]).all(dim=-1))
+
+
+def test_distinct_rows_keep_the_order_in_which_they_first_came():
+    rows = POOL[torch.tensor([5, 3, 5, 9, 3, 0, 9])]
+    assert torch.equal(distinct_rows(rows), POOL[torch.tensor([5, 3, 9, 0])])
+    assert distinct_rows(POOL[:0]).shape == (0, 4)
+    assert first_of_each(torch.tensor([2, 0, 2, 1, 0])).tolist() == [1, 3, 0]
+
+
+def test_values_that_are_vectors_change_as_a_whole():
+    """Two coordinates swapped are another value, though each number occurs in both."""
+    causal = CausalModel(
+        ["a", "b", "c", "unused"],
+        {"p": lambda a, b: torch.stack([a, b], dim=1), "q": lambda c: c, "y": lambda p, q: p[:, 0] * 2 + p[:, 1] + q},
+        "y",
+    )
+    pool = torch.tensor(list(product(range(2), repeat=4)))
+    bank = draw_pairs(causal, pool, "balanced", 40, torch.Generator().manual_seed(0))
+    moved = (bank.base[:, :2] != bank.source[:, :2]).any(dim=1)
+    assert torch.equal(bank.changed["p"], moved)
+    assert Counter(zip(moved.tolist(), bank.changed["q"].tolist(), strict=True)) == {
+        (p, q): 10 for p in (False, True) for q in (False, True)
+    }
+
+
+def test_a_variable_that_others_determine_has_no_family_alone():
+    causal = CausalModel(
+        ["a", "b", "unused"],
+        {"p": lambda a: a, "q": lambda b: b, "r": lambda p, q: p ^ q, "y": lambda r, p: r + p},
+        "y",
+    )
+    pool = torch.tensor(list(product(range(2), repeat=3)))
+    bank = draw_pairs(causal, pool, "balanced", 12, torch.Generator().manual_seed(0), variables=["p", "q", "r"])
+    assert Counter(bank.families[f] for f in bank.family) == {"none": 3, "p+q": 3, "p+r": 3, "q+r": 3}
+
+
+def test_pairs_are_spread_over_a_large_pool_in_random_order():
+    """Of so many pairs the first of a shuffled order are taken: bases and sources from all over the pool."""
+    pool = torch.tensor(list(product(range(5), repeat=4)))
+    bank = draw("invariant", 400, pool=pool, variable="z_YZ")
+    rows = torch.tensor([5**3, 5**2, 5, 1])
+    for side in (bank.base, bank.source):
+        at = (side * rows).sum(dim=1)
+        assert len(at.unique()) > 150
+        assert 0.35 < float((at < len(pool) // 2).double().mean()) < 0.65
+    assert not torch.equal((bank.base * rows).sum(dim=1), (bank.base * rows).sum(dim=1).sort().values)
+
+
+def test_coding_rows_leaves_the_global_random_numbers_alone():
+    before = torch.random.get_rng_state()
+    assert torch.equal(row_codes(POOL), row_codes(POOL))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_draw_that_fails_says_for_which_variable():
+    with pytest.raises(PlotError, match=r"\(policy 'sensitive' for 'z_WX'\) wants 5 pairs"):
+        draw("sensitive", 5, pool=POOL[:4])
+    with pytest.raises(PlotError, match=r"\(policy 'mixed'\) wants 30 pairs"):
+        draw("mixed", 30, pool=POOL[:4])

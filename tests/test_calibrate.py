@@ -16,7 +16,17 @@ from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.signatures import as_readout
 from plot_ot.sites import Site, SiteFamily, blocks, neurons
-from plot_ot.stages.calibrate import Search, calibrate, correct, top_k_weights, within_places
+from plot_ot.stages.calibrate import (
+    Search,
+    calibrate,
+    correct,
+    pair_weights,
+    scored,
+    scored_all,
+    scored_frames,
+    top_k_weights,
+    within_places,
+)
 from plot_ot.stages.problem import Candidate
 from plot_ot.subjects import BankRecording, MLPSubject, Recording, record
 from plot_ot.transport import Coupling, from_scores
@@ -88,6 +98,13 @@ def score_by_hand(outputs: Tensor, bank: Bank, variable: str, score: str) -> flo
     return float(right[changed].mean() + right[~changed].mean()) / 2
 
 
+def loss_by_hand(outputs: Tensor, bank: Bank, variable: str) -> float:
+    """Cross entropy, half over the pairs that change the variable and half over those that do not."""
+    loss = torch.nn.functional.cross_entropy(outputs, bank.labels[variable].long(), reduction="none").double()
+    changed = bank.changed[variable]
+    return float(loss[changed].mean() + loss[~changed].mean()) / 2
+
+
 @pytest.mark.parametrize("score", ["paper", "balanced"])
 @pytest.mark.parametrize("variable", ["p", "q"])
 def test_calibration_equals_trying_every_handle_alone(recording, candidates, variable, score):
@@ -150,18 +167,148 @@ def test_ties_by_loss_go_to_the_surest_of_the_best(planted):
     _, recording, candidate = planted
     search = Search(SIZES, STRENGTHS, ties="loss")
     found = calibrate(recording, [candidate], "p", search, READOUT)
-    weights = recording.bank.changed["p"].double()
-    weights = weights / weights.sum() + (1 - weights) / (1 - weights).sum()
     losses = {}
     for i, k in enumerate(SIZES):
         for j, strength in enumerate(STRENGTHS):
             if found.surface[0, i, j] > 1 - 1e-9:
                 outputs, _ = one_at_a_time(recording, candidate, "p", k, strength)
-                loss = torch.nn.functional.cross_entropy(outputs, recording.bank.labels["p"].long(), reduction="none")
-                losses[k, strength] = float(loss.double() @ weights)
+                losses[k, strength] = loss_by_hand(outputs, recording.bank, "p")
     assert len(losses) > 3
     assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == min(losses, key=losses.get)
     assert found.handle.chosen["strength"] != 0.8  # so the two rules differ here
+
+
+@pytest.mark.parametrize(("ties", "chosen"), [("smallest", (1, 0.8)), ("surest", (1, 1.2)), ("loss", (3, 1.2))])
+def test_each_tie_rule_asks_for_size_and_certainty_in_its_own_order(planted, ties, chosen):
+    _, recording, candidate = planted
+    search = Search((1, 2, 3), (1.4, 1.2, 0.8), ties=ties)
+    losses = {}
+    for k in search.sizes:
+        for strength in search.strengths:
+            outputs, _ = one_at_a_time(recording, candidate, "p", k, strength)
+            losses[k, strength] = loss_by_hand(outputs, recording.bank, "p")
+    assert min(losses, key=losses.get) == (3, 1.2)
+    assert min((at for at in losses if at[0] == 1), key=losses.get) == (1, 1.2)
+    found = calibrate(recording, [candidate], "p", search, READOUT)
+    assert (found.surface > 1 - 1e-9).all()
+    assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == chosen
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["better first", "better last"])
+def test_ties_by_loss_are_compared_between_candidates(planted, order):
+    """One neuron alone, and the same with a small share of others: all answers right, but not equally sure."""
+    _, recording, candidate = planted
+    scores = candidate.coupling.plan.copy()
+    spread = scores**0.1
+    other = Candidate(candidate.family, from_scores(("p", "q"), candidate.coupling.sites, spread, "truth"), "spread")
+    pool = [candidate, other]
+    given = [pool[k] for k in order]
+    search = Search((2, 3), (1.2, 1.5), ties="loss")
+    found = calibrate(recording, given, "p", search, READOUT)
+    losses = {}
+    for c, tried in enumerate(given):
+        for i, k in enumerate(search.sizes):
+            for j, strength in enumerate(search.strengths):
+                if found.surface[c, i, j] > found.score - 1e-9:
+                    outputs, _ = one_at_a_time(recording, tried, "p", k, strength)
+                    losses[c, k, strength] = loss_by_hand(outputs, recording.bank, "p")
+    assert len({c for c, _, _ in losses}) == 2  # both candidates are among the best
+    best = min(losses, key=losses.get)
+    assert (found.candidate, found.handle.chosen["K"], found.handle.chosen["strength"]) == best
+    assert found.handle.chosen["support"] == given[best[0]].label
+
+
+# -- whole frames ---------------------------------------------------------------------------------------------
+
+
+def test_frames_of_many_places_and_ranks_are_scored_each_with_each_strength(recording):
+    """Interleaved on purpose: what is batched together comes back in the order in which it was asked."""
+    first, second = recording.subject.places
+    tries = [
+        (first, Frame.oblique(rand(1, 5, 2), rand(2, 5, 2))),
+        (second, Frame.oblique(rand(3, 4, 2), rand(4, 4, 2))),
+        (first, Frame.identity(5)),
+        (first, Frame.orthonormal(orthonormal(5, 5, 2))),
+        (first, Frame.oblique(rand(6, 5, 1), rand(7, 5, 1))),
+        (second, Frame.oblique(rand(8, 4, 2), rand(9, 4, 2))),
+        (first, Frame.oblique(rand(10, 5, 5), rand(11, 5, 5))),
+        (second, Frame.identity(4)),
+        (first, Frame.oblique(rand(12, 5, 2), rand(13, 5, 2))),
+    ]
+    strengths = (1.0, -2.0, 0.5, 4.0)
+    weights = pair_weights(recording, "p", "balanced")
+    found = scored_frames(recording, tries, strengths, "p", weights, READOUT)
+    assert (found.shape, found.dtype) == ((len(tries), len(strengths)), torch.float64)
+    assert found.unique().numel() > 8
+    for n, (place, frame) in enumerate(tries):
+        for j, strength in enumerate(strengths):
+            edit = EditBatch(place, frame, torch.full((1, frame.rank), strength))
+            expected = score_by_hand(respond(recording, [edit])[0], recording.bank, "p", "balanced")
+            assert float(found[n, j]) == pytest.approx(expected, abs=1e-9), (n, strength)
+
+
+# -- scores ---------------------------------------------------------------------------------------------------
+
+
+def test_pair_weights_are_the_scores_definition(recording):
+    changed = recording.bank.changed["p"]
+    moved, still = int(changed.sum()), int((~changed).sum())
+    assert moved != still  # or paper and balanced would agree
+    expected = {
+        "paper": [1 / len(changed)] * len(changed),
+        "balanced": [0.5 / moved if c else 0.5 / still for c in changed],
+        "sensitive": [1 / moved if c else 0.0 for c in changed],
+    }
+    for score, weights in expected.items():
+        found = pair_weights(recording, "p", score)
+        assert found.tolist() == pytest.approx(weights)
+        assert float(found.sum()) == pytest.approx(1)
+        assert found.dtype == torch.float64
+    alone = recording.select(changed)
+    assert pair_weights(alone, "p", "balanced").tolist() == pytest.approx([1 / moved] * moved)
+
+
+def test_several_batches_of_edits_are_scored_as_each_alone(recording, monkeypatch):
+    """Pairs in shards, batches of unequal numbers of variants: every score comes back to its own edit."""
+    monkeypatch.setattr(type(recording.subject), "responses_per_batch", 16)
+    first, second = recording.subject.places
+    tries = [
+        [EditBatch(first, Frame.identity(5), rand(1, 7, 5))],
+        [EditBatch(second, Frame.identity(4), rand(2, 3, 4)), EditBatch(first, Frame.identity(5), rand(3, 3, 5))],
+    ]
+    weights = pair_weights(recording, "q", "paper")
+    found = scored_all(recording, tries, "q", weights, READOUT)
+    for edits, scores in zip(tries, found, strict=True):
+        right = (respond(recording, edits).argmax(dim=-1) == recording.bank.labels["q"]).double()
+        assert scores.tolist() == pytest.approx(right.mean(dim=1).tolist())
+        assert torch.equal(scored(recording, edits, "q", weights, READOUT), scores)
+
+
+def test_correctness_can_be_asked_for_another_variables_swap(recording, candidates):
+    handle = calibrate(recording, candidates, "p", Search((2,), (1.0,)), READOUT).handle
+    outputs = handle.apply(recording.subject, recording.bank.base, recording.bank.source)
+    for named, label in ((None, "p"), ("p", "p"), ("q", "q")):
+        expected = outputs.argmax(dim=1) == recording.bank.labels[label]
+        assert torch.equal(correct(recording, handle, READOUT, named), expected)
+    assert not torch.equal(recording.bank.labels["p"], recording.bank.labels["q"])
+
+
+def test_a_handle_tells_how_it_was_chosen(recording, candidates):
+    blocks_, spans, _ = candidates
+    both = [blocks_, spans, replace(spans, label="blocks")]
+    found = calibrate(recording, both, "q", Search((2, 50), (1.0, 2.0)), READOUT)
+    chosen, at = found.handle.chosen, both[found.candidate]
+    ranked = sorted(range(len(at.family)), key=lambda j: -at.coupling.row("q")[j])
+    assert chosen["sites"] == [at.family.sites[j].name for j in ranked[: chosen["K"]]]
+    assert (chosen["support"], chosen["transport"]) == (at.label, at.coupling.kind)
+    assert (chosen["epsilon"], chosen["beta"]) == (at.coupling.epsilon, at.coupling.beta)
+    best = [float(s.max()) for s in found.surface]
+    assert chosen["by_support"] == pytest.approx({"blocks": max(best[0], best[2]), "spans": best[1]})
+    assert (found.sizes, found.strengths) == ((2, 50), (1.0, 2.0))
+    for c, candidate in enumerate(both):  # a K beyond the number of sites takes all of them
+        assert len(candidate.family) < 50
+        whole = calibrate(recording, [candidate], "q", Search((len(candidate.family),), (1.0, 2.0)), READOUT)
+        torch.testing.assert_close(found.surface[c, 1], whole.surface[0, 0])
 
 
 # -- supports -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Couplings against POT, geomloss, closed forms and a plain clamped Sinkhorn; and what they say about themselves."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import geomloss.ot
@@ -14,6 +15,7 @@ from scipy.special import rel_entr, softmax
 
 from plot_ot import transport
 from plot_ot.edits import Frame
+from plot_ot.errors import PlotError
 from plot_ot.signatures import Signatures, SignatureSpec
 from plot_ot.sites import Site, SiteFamily
 from plot_ot.subjects import Place
@@ -347,6 +349,170 @@ def test_scores_rank_sites_behind_the_same_interface():
     np.testing.assert_allclose(found.plan, [[1 / 8, 3 / 8, 0], [1 / 6, 1 / 6, 1 / 6]])
     assert found.plan.sum() == pytest.approx(1)
     assert from_scores(["u"], ["s0", "s1"], [[2, 2]], "brute force").flags == (Flag(Degeneracy.UNIFORM),)
+
+
+def test_scores_that_barely_differ_are_flagged_and_those_that_differ_are_not():
+    def kinds_of(scores):
+        return [f.kind for f in from_scores(["u", "v"], ["s0", "s1", "s2"], scores, "brute force").flags]
+
+    assert kinds_of([[1, 1, 1 + 1e-7], [1, 1, 1]]) == [Degeneracy.UNIFORM]
+    assert kinds_of([[1, 1.1, 1 + 1e-5], [1.2, 1, 1]]) == []
+    assert kinds_of([[1, 2, 3], [1, 2, 3 + 1e-7]]) == [Degeneracy.IDENTICAL]
+    assert kinds_of([[1, 2, 3], [1, 2, 3 + 1e-4]]) == []
+    assert kinds_of([[1, 2, 2 * (1 + 1e-11)], [1, 2, 3]]) == [Degeneracy.SATURATED]
+    assert kinds_of([[1, 2, 2 * (1 + 1e-7)], [1, 2, 3]]) == []
+    one = from_scores(["u"], ["s0", "s1"], [[1, 3]], "brute force")
+    assert (one.flags, one.kind, one.variables, one.sites) == ((), "brute force", ("u",), ("s0", "s1"))
+    assert (one.converged, one.iterations, one.row_error, one.column_error) == (True, 0, 0.0, 0.0)
+    assert one.cost.tolist() == [[-1, -3]]
+    ties = from_scores(["u", "v"], ["s0", "s1", "s2"], [[2, 2, 1], [1, 2, 3]], "x").flags
+    assert str(ties[0]) == "saturated: 2, 1 sites tie for the top; costs break the tie"
+
+
+def test_a_single_site_takes_everything_and_is_no_tie():
+    assert couple(signatures_of([[1.0], [2.0]]), Transport("eot"))[0].flags == (Flag(Degeneracy.UNIFORM),)
+    assert couple(signatures_of([[1.0]]), Transport("eot"))[0].plan.tolist() == [[1.0]]
+
+
+def test_a_coupling_carries_where_it_comes_from():
+    cost = problem(6)[0]
+    signatures = signatures_of(cost)
+    exact = torch.tensor([True] * 5 + [False] * 7)
+    signatures = replace(signatures, exact=exact, weights={"all": 1.0})
+    (found,) = couple(signatures, Transport("uot", epsilon=(0.5,), beta=(2.0,), scale="median"))
+    assert (found.variables, found.sites) == (("z0", "z1", "z2"), tuple(f"s{j}" for j in range(12)))
+    assert (found.kind, found.epsilon, found.beta, found.scale) == ("uot", 0.5, 2.0, "median")
+    assert found.exact.tolist() == exact.tolist()
+    assert (found.weights, found.spread) == ({"all": 1.0}, None)
+    np.testing.assert_array_equal(found.cost, cost)
+    (solution,) = solve(cost / np.median(cost), [(0.5, 2.0)], "uot")
+    assert (found.converged, found.iterations) == (True, solution.iterations)
+    assert (found.row_error, found.column_error) == (solution.row_error, solution.column_error)
+    assert found.column_error > 1e-3  # which a relaxed marginal may have
+    part = replace(found, spread=found.plan / 7).columns([11, 0])
+    assert part.exact.tolist() == [False, True]
+    np.testing.assert_array_equal(part.spread, found.plan[:, [11, 0]] / 7)
+
+
+def test_the_cap_of_a_transport_reaches_the_solver():
+    cost = problem(6, width=100.0)[0]
+    (found,) = couple(signatures_of(cost), Transport(epsilon=(1.0,), cap=5.0))
+    np.testing.assert_allclose(found.plan, plan(np.minimum(cost, 5.0), 1.0), atol=1e-8)
+
+
+# -- masks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_masked_coupling_is_that_of_a_forbidding_cost(kind):
+    cost = problem(9, 2, 5)[0]
+    mask = np.array([[True, False, True, True, True], [True, True, False, True, False]])
+    cosine = -cost / 2
+    chosen = Transport(kind, epsilon=(0.5,), beta=(2.0,))
+    (found,) = couple(signatures_of(cost, cosine), chosen, mask)
+    (dear,) = couple(signatures_of(np.where(mask, cost, 1e4), np.where(mask, cosine, -5e3)), chosen)
+    assert (found.plan[~mask] == 0).all()
+    np.testing.assert_allclose(found.plan, dear.plan, atol=1e-7)
+
+
+@pytest.mark.parametrize("mask", [[[True, False], [True, False]], [[True, True], [False, False]]])
+def test_a_mask_that_leaves_a_site_or_variable_alone_is_refused(mask):
+    with pytest.raises(PlotError, match="an allowed site for every variable and an allowed variable for every site"):
+        couple(signatures_of(np.ones((2, 2))), Transport(), np.array(mask))
+    with pytest.raises(PlotError, match="needs a finite entry"):
+        solve(np.where(mask, 1.0, np.inf), [(1.0, 1.0)])
+
+
+# -- the dual -----------------------------------------------------------------------------------------------------
+
+
+def dual(kind, epsilon, beta, seed=3):
+    cost, a, b = problem(seed, 3, 6)
+    rows, columns = (beta if kind == "uot" else math.inf), (math.inf if kind == "eot" else beta)
+    made = transport._Dual(cost[None], np.log(a), np.log(b), np.array([rows]), np.array([columns]))
+    return made, cost, a, b, rows, columns
+
+
+def dual_by_hand(f, cost, a, b, epsilon, rows, columns):
+    """The second line of the module's problem, as it is written there."""
+    s = (a[:, None] * np.exp((f[:, None] - cost) / epsilon)).sum(axis=0)
+    first = (a * f).sum() if math.isinf(rows) else -rows * math.log((a * np.exp(-f / rows)).sum())
+    if math.isinf(columns):
+        return first - epsilon * (b * np.log(s)).sum()
+    return first - (columns + epsilon) * math.log((b * s ** (epsilon / (columns + epsilon))).sum())
+
+
+@pytest.mark.parametrize("kind", SOLVED)
+@pytest.mark.parametrize(("epsilon", "beta"), [(0.7, 2.0), (2.0, 0.3)])
+def test_the_dual_is_the_documented_function_with_its_own_derivatives(kind, epsilon, beta):
+    made, *given = dual(kind, epsilon, beta)
+    cost, a, b, rows, columns = given
+    at, eps = np.random.default_rng(0).normal(size=3), np.array([epsilon])
+
+    def value(f):
+        return dual_by_hand(f, cost, a, b, epsilon, rows, columns)
+
+    assert made.value(at[None], eps)[0] == pytest.approx(value(at), rel=1e-12)
+    gradient, curvature = made.gradient_and_curvature(at[None], eps)
+    step = 1e-5 * np.eye(3)
+    slope = [(value(at + e) - value(at - e)) / 2e-5 for e in step]
+    np.testing.assert_allclose(gradient[0], slope, atol=1e-8)
+    bend = [(made.gradient_and_curvature((at + e)[None], eps)[0] - gradient)[0] / 1e-5 for e in step]
+    np.testing.assert_allclose(curvature[0], -np.array(bend), atol=1e-4)
+    found, alpha = made.plan(at[None], eps)
+    np.testing.assert_allclose(alpha[0] - found[0].sum(axis=1), slope, atol=1e-8)
+    assert found.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", SOLVED)
+def test_no_gap_is_left_between_primal_and_dual(kind):
+    """The plan's own cost, with its divergences, is the dual's value where the solver stops."""
+    epsilon, beta = 0.5, 1.5
+    made, cost, a, b, rows, columns = dual(kind, epsilon, beta)
+    (solution,) = solve(cost, [(epsilon, beta)], kind, a, b)
+    pi = solution.plan
+    primal = (cost * pi).sum() + epsilon * rel_entr(pi, np.outer(a, b)).sum()
+    primal += 0 if math.isinf(rows) else rows * rel_entr(pi.sum(axis=1), a).sum()
+    primal += 0 if math.isinf(columns) else columns * rel_entr(pi.sum(axis=0), b).sum()
+    f, _ = transport._newton(made, np.zeros((1, 3)), np.array([epsilon]), 1e-12, 100)
+    assert made.value(f, np.array([epsilon]))[0] == pytest.approx(primal, rel=1e-9)
+    assert solution.column_error == pytest.approx(np.abs(pi.sum(axis=0) - b).sum(), abs=1e-12)
+
+
+def test_iterations_are_all_newton_steps_of_every_level(monkeypatch):
+    taken, newton = [], transport._newton
+
+    def counted(*given):
+        f, used = newton(*given)
+        taken.append(used)
+        return f, used
+
+    monkeypatch.setattr(transport, "_newton", counted)
+    (solution,) = solve(problem(4, width=60.0)[0], [(0.05, math.inf)])
+    assert len(taken) > 4  # annealed: widest / ε is about 4^5
+    assert solution.iterations == sum(taken) > max(taken)
+
+
+@pytest.mark.parametrize("kind", SOLVED)
+def test_newton_with_annealing_needs_few_steps_even_for_small_epsilon(kind):
+    cost = problem(5, 3, 40, width=50.0)[0]
+    grid = [(e, b) for e in (0.01, 0.1, 1.0) for b in (0.1, 3.0)]
+    solutions = solve(cost, grid, kind)
+    assert all(s.converged for s in solutions)
+    assert solutions[0].iterations <= 90
+
+
+@pytest.mark.parametrize("kind", SOLVED)
+def test_steps_that_would_overshoot_are_taken_back(kind):
+    """From here full Newton steps run away: the damping has to grow, and then to shrink again."""
+    made, *_ = dual(kind, 0.3, 0.3, seed=8)
+    start, eps = np.array([[1.0, -1.0, 0.2]]), np.array([0.3])
+    f, steps = transport._newton(made, start, eps, 1e-10, 100)
+    assert np.abs(made.gradient_and_curvature(f, eps)[0]).sum() < 1e-9
+    assert 5 < steps < 40
+    gradient, curvature = made.gradient_and_curvature(start, eps)
+    full = start + np.linalg.lstsq(curvature[0], gradient[0])[0]
+    assert made.value(full, eps) < made.value(start, eps)  # undamped, the first step already goes too far
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------
