@@ -18,7 +18,7 @@ from plot_ot.subjects import BankRecording
 
 STRETCH = 1.5
 """Edited states this many times as far out as natural ones are called unnatural."""
-PARENTS = 0.3
+PARENTS = 0.5
 """Share of a reading's variance within the variable's values above which it may be of the parents."""
 
 
@@ -88,17 +88,16 @@ def _parents(handle: Handle, fit: BankRecording, test: BankRecording) -> list[st
         return []
     names = ", ".join(parents)
     return [
-        f"what it reads differs as much between inputs of one value that differ in {names}: this place may carry "
-        f"{names} rather than {handle.variable}, and no pair tells the two swaps apart; pairs in which {names} change "
-        f"the answer by another way as well would tell"
+        f"it may carry {names} rather than {handle.variable}: what it reads tells these apart within one value, and no "
+        f"test pair tells the two swaps apart (pairs would, in which {names} change the answer by another way as well)"
     ]
 
 
 def share_of_parents(handle: Handle, fit: BankRecording) -> float | None:
     """How much of what a handle reads of its variable's parents is not the variable: 0 for a code of it alone.
 
-    With r the mean reading for each combination of the parents' values, the variance of r within the values of the
-    variable over its whole variance. None where the parents have too many combinations to average over.
+    With r the mean of W(g * Rᵀa) for each combination of the parents' values, the variance of r within the values of
+    the variable over its whole variance. None where the parents have too many combinations to average over.
     """
     causal, bank = fit.bank.causal, fit.bank
     rows, code = torch.unique(fit.base_rows.cpu(), return_inverse=True)
@@ -108,12 +107,13 @@ def share_of_parents(handle: Handle, fit: BankRecording) -> float | None:
     count = torch.bincount(combination)
     if len(count) > len(rows) // 4 or len(count) < 3:
         return None
-    read = []
+    written = []
     for e in handle.edits:
         a = fit.store.activations[e.place.name].double().cpu()[rows]
-        read.append(e.frame.to(a.device, a.dtype).coordinates(a)[:, (e.gains != 0).cpu()])
-    seen = torch.cat(read, dim=1)
-    seen = (seen - seen.mean(dim=0)) / seen.std(dim=0).clamp(min=1e-12)
+        frame = e.frame.to(a.device, a.dtype)
+        written.append(frame.lift(e.gains.to(a) * frame.coordinates(a)))
+    seen = torch.cat(written, dim=1)
+    seen = seen - seen.mean(dim=0)
     mean = torch.zeros(len(count), seen.shape[1], dtype=seen.dtype).index_add(0, combination, seen) / count[:, None]
     of = value[first_of_each(combination)]
     inside = torch.zeros(int(of.max()) + 1, seen.shape[1], dtype=seen.dtype).index_add(0, of, mean * count[:, None])
