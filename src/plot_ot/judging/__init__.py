@@ -1,6 +1,6 @@
 """What test banks say about a handle: intervals, controls, gates, the verdict."""
 
-from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.controls import full_patch
 from plot_ot.judging.gates import Answer, Gate
 from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
 from plot_ot.judging.judges import Judge
@@ -19,7 +19,6 @@ __all__ = [
     "Opponents",
     "Status",
     "Verdict",
-    "controls",
     "full_patch",
     "judge",
 ]
