@@ -19,8 +19,10 @@ from plot_ot.cli.common import (
     Methods,
     Out,
     PairCount,
+    Private,
     Quiet,
     Seeds,
+    StartOver,
     Threads,
     Workers,
     budget,
@@ -90,6 +92,8 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         engine: EngineName = "process",
         address: Address = None,
         workers: Workers = None,
+        start_over: StartOver = False,
+        private: Private = False,
     ) -> None:
         more = {"questions": questions} if reads_files else {}
         configured = task(
@@ -110,7 +114,21 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             **more,
         )
         crew = engine, address, workers
-        finish(configured, methods, seeds, first_seed, out, threads, sweep, figures, quiet, detail, crew)
+        finish(
+            configured,
+            methods,
+            seeds,
+            first_seed,
+            out,
+            threads,
+            sweep,
+            figures,
+            quiet,
+            detail,
+            crew,
+            start_over,
+            private,
+        )
 
     if not reads_files:
         shown = inspect.signature(run, eval_str=True)

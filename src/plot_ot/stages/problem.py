@@ -99,7 +99,10 @@ class State:
 
 
 class Stage(Protocol):
-    """One step of a method."""
+    """One step of a method.
+
+    A stage that learns from labels says so with a class attribute `learner = True`: random controls leave it out.
+    """
 
     def __call__(self, problem: Problem, state: State) -> State:
         """From what is known to what is found."""
