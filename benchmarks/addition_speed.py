@@ -32,7 +32,7 @@ from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.das import Rotation, train_rotations
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.problem import Problem, State
-from plot_ot.studies.study import Prepared
+from plot_ot.studies.prepared import Prepared
 from plot_ot.subjects import BankRecording, record
 from plot_ot.tasks.addition import SEARCH, STAGE_A, STAGE_B, BinaryAddition
 from recurrent_baselines import (

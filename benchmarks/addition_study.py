@@ -23,7 +23,7 @@ from pages import (
     verdict_rows,
     which_seeds,
 )
-from plot_ot.files.run_directory import Json
+from plot_ot.files.writing import Json
 from plot_ot.models.named import default_cache
 from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
 from plot_ot.stages.calibrate import correct
@@ -125,7 +125,7 @@ def main() -> None:
             )
             for w in WIDTHS
         }
-        results = {w: r.results() for w, r in runs.items()}
+        results = {w: r.results for w, r in runs.items()}
         main_study = (recipe, split) == MAIN
         lines += [
             f"## Recipe {recipe}, split {split}",

@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 
 from pages import accuracy_rows, copy_figures, markdown, paired_rows, place_rows, run_study, verdict_rows, which_seeds
-from plot_ot.files.run_directory import Json, RunDirectory
+from plot_ot.files.run_reading import Reading
+from plot_ot.files.writing import Json
 from plot_ot.report.tables import mean_sd
 from plot_ot.transport import Degeneracy
 
@@ -28,11 +29,11 @@ def sweep_rows(results: Json) -> list[str]:
     return markdown(["ε", "accuracy", "calibration", "saturated couplings"], rows)
 
 
-def write_page(runs: dict[str, RunDirectory], command: str, page: Path) -> None:
+def write_page(runs: dict[str, Reading], command: str, page: Path) -> None:
     """The results page, numbers only: the reading of them is in claims.md."""
     lines = ["# Hierarchical equality: results", "", f"Made by `{command}`.", ""]
     for sampler, run in runs.items():
-        results = run.results()
+        results = run.results
         lines += [
             f"## {sampler.capitalize()} banks",
             "",

@@ -39,7 +39,7 @@ from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.problem import Problem
-from plot_ot.studies.study import Prepared
+from plot_ot.studies.prepared import Prepared
 from plot_ot.subjects import BankRecording, record
 from plot_ot.subjects.decoder.sizes import RECORDED_AT_ONCE
 from plot_ot.subjects.decoder.store import DecoderStore

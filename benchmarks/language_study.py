@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 from pages import copy_figures, markdown, run_study, verdict_rows, which_seeds
-from plot_ot.files.run_directory import Json, RunDirectory
+from plot_ot.files.run_reading import Reading
+from plot_ot.files.writing import Json
 from plot_ot.models.named import shipped_adapters
 from plot_ot.models.tiny import TINY
 from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
@@ -41,14 +42,14 @@ def layer_of(site: str) -> int:
     return int(site.rsplit(".", 1)[1])
 
 
-def stage_a_rows(runs: Mapping[str, RunDirectory], planted: Planted) -> list[str]:
+def stage_a_rows(runs: Mapping[str, Reading], planted: Planted) -> list[str]:
     """Before calibration: where each coupling row ranks the blocks that hold the variable."""
     rows = []
     for method, said in STAGE_A.items():
         for variable, blocks in planted.items():
             found: dict[float, list[tuple[int, int]]] = {}
             for run in runs.values():
-                for c in run.couplings():
+                for c in run.couplings:
                     if c["method"] == method and c["stage"] == 0:
                         row = c["plan"][c["variables"].index(variable)]
                         order = sorted(range(len(row)), key=lambda j: -row[j])
@@ -65,14 +66,14 @@ def stage_a_rows(runs: Mapping[str, RunDirectory], planted: Planted) -> list[str
     return markdown(["coupling", "variable", "right block first", "mean rank of its best block", "blocks on top"], rows)
 
 
-def _norm_rows(runs: Mapping[str, RunDirectory], planted: Planted) -> list[list[str]]:
+def _norm_rows(runs: Mapping[str, Reading], planted: Planted) -> list[list[str]]:
     """The control that knows nothing of the variable: blocks ranked by the size of their effect."""
     rows = []
     for variable, blocks in planted.items():
         seen = []
         for run in runs.values():
             done = set()
-            for c in run.couplings():
+            for c in run.couplings:
                 if c["method"] == "plot" and c["stage"] == 0 and c["seed"] not in done:
                     done.add(c["seed"])
                     order = sorted(range(len(c["sites"])), key=lambda j: -c["raw_norms"][j])
@@ -84,18 +85,18 @@ def _norm_rows(runs: Mapping[str, RunDirectory], planted: Planted) -> list[list[
     return rows
 
 
-def ot_uot_rows(runs: Mapping[str, RunDirectory]) -> list[str]:
+def ot_uot_rows(runs: Mapping[str, Reading]) -> list[str]:
     """The appendix's table: the block each kind of transport leads to, with its full patch on calibration."""
     rows = []
     for name, run in runs.items():
-        for seed in sorted({s["seed"] for s in run.results()["selection"]}):
+        for seed in sorted({s["seed"] for s in run.results["selection"]}):
             row = [name, str(seed)]
             for method in ("plot-eot", "plot"):
-                for s in run.results()["selection"]:
+                for s in run.results["selection"]:
                     if (s["method"], s["seed"]) == (method, seed):
                         row.append(f"{layer_of(s['places'][0])} ({s['chosen']['calibration_score']:.3f})")
             rows.append(row)
-    variables = list(dict.fromkeys(s["variable"] for run in runs.values() for s in run.results()["selection"]))
+    variables = list(dict.fromkeys(s["variable"] for run in runs.values() for s in run.results["selection"]))
     return markdown(["model", "seed", *(f"{k} {v}" for k in ("OT", "UOT") for v in variables)], rows)
 
 
@@ -132,9 +133,9 @@ def paper_rows(results: Json, variables: Sequence[str]) -> list[str]:
     )
 
 
-def section(name: str, run: RunDirectory, page: Path) -> list[str]:
+def section(name: str, run: Reading, page: Path) -> list[str]:
     """One model's tables."""
-    results = run.results()
+    results = run.results
     variables = list(dict.fromkeys(r["variable"] for r in results["records"]))
     notes = [n for n in results["notes"] if "pass_rates" in n]
     passed = [rate for n in notes for families in n["pass_rates"].values() for rate in families.values()]
@@ -154,7 +155,7 @@ def section(name: str, run: RunDirectory, page: Path) -> list[str]:
     ]
 
 
-def study(models: Mapping[str, Sequence[str]], task: str, args: argparse.Namespace) -> dict[str, RunDirectory]:
+def study(models: Mapping[str, Sequence[str]], task: str, args: argparse.Namespace) -> dict[str, Reading]:
     """Run the study of every model."""
     seeds = ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed)]
     return {name: run_study(task, [*options, *seeds], args.runs / f"{task}-{name}") for name, options in models.items()}
@@ -178,7 +179,7 @@ def settings_page(args: argparse.Namespace) -> list[str]:
     rows = []
     for k, (said, options) in enumerate(SETTINGS.items()):
         runs = [run_study("mcqa", ["--model", n, *options, *seeds], args.runs / f"mcqa-setting{k}-{n}") for n in nets]
-        found = [run.results() for run in runs]
+        found = [run.results for run in runs]
         cells = []
         for method in TRANSPORT:
             mine = [r for results in found for r in results["records"] if r["method"] == method]

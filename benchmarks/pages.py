@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from plot_ot.files.run_directory import Json, RunDirectory
+from plot_ot.files.run_reading import Reading, read_run
+from plot_ot.files.writing import Json
 from plot_ot.report.tables import average_by_seed, banks_in, mean_sd, methods_in
 
 
-def run_study(task: str, options: Sequence[str], out: Path) -> RunDirectory:
+def run_study(task: str, options: Sequence[str], out: Path) -> Reading:
     """`plot-ot run TASK ...`; continues where it was interrupted."""
     subprocess.run([sys.executable, "-m", "plot_ot.cli", "run", task, *options, "--out", str(out)], check=True)  # noqa: S603
-    return RunDirectory.read(out)
+    return read_run(out)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -92,7 +93,7 @@ def place_rows(results: Json) -> list[str]:
     return _counted(results, "selection", lambda s: "+".join(s["places"]), "places chosen (seeds)")
 
 
-def copy_figures(run: RunDirectory, prefix: str, page: Path, only: Sequence[str] = ()) -> list[str]:
+def copy_figures(run: Reading, prefix: str, page: Path, only: Sequence[str] = ()) -> list[str]:
     """The run's pictures (or `only` some) beside the page, as Markdown images."""
     target = page.parent / "figures"
     target.mkdir(parents=True, exist_ok=True)

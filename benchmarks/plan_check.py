@@ -33,7 +33,8 @@ from plot_ot.models.named import default_cache
 from plot_ot.models.tiny import build_tokenizer
 from plot_ot.planner import MACHINES, PRESETS, Estimate, Scene, Shape, measure, predict
 from plot_ot.signatures import as_readout
-from plot_ot.studies.study import Prepared, Study
+from plot_ot.studies.prepared import Prepared
+from plot_ot.studies.study import Study
 from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, IndirectObject, MultipleChoice
 from plot_ot.tasks import mcqa_data as data

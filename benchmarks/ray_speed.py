@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 import torch
+from plot_ot.tasks.replicas import recipe
 
 from heq_speed import ROOT, commit, machine
 from pages import markdown
@@ -39,7 +40,6 @@ from plot_ot.methods import MethodKind
 from plot_ot.models.named import default_cache
 from plot_ot.studies.study import Study
 from plot_ot.tasks import MultipleChoice
-from plot_ot.tasks.replicas import recipe
 from plot_ot.tasks.text_data import Sizes
 
 SEED = 1000

@@ -25,7 +25,7 @@ from scipy.stats import beta
 
 import plot_ot
 from pages import markdown
-from plot_ot.files.run_directory import Json, write_atomically
+from plot_ot.files.writing import Json, write_atomically
 from plot_ot.result import Result
 from plot_ot.tasks import MultipleChoice, mcqa_data
 

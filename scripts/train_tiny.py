@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from plot_ot.files.run_directory import to_json, write_atomically
+from plot_ot.files.writing import to_json, write_atomically
 from plot_ot.models import tiny
 from plot_ot.models.planting import Plant, PlantBatch, planted_loss, planted_module, swapped_answers
 from plot_ot.models.vocabulary import FAMILIAR, FRESH, LETTERS

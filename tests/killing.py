@@ -62,13 +62,20 @@ class Nursery:
 
 
 def lasting(out: Path) -> dict[str, Any]:
-    """What two runs of one study must agree on to the last bit: all but dates and durations."""
+    """What two runs of one study must agree on to the last bit: all but dates and durations (which units hold)."""
     results = json.loads((out / "results.json").read_text())
     handles = {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.glob("handles/**/*.safetensors"))}
     couplings = json.loads((out / "couplings.json").read_text())
     manifest = json.loads((out / "manifest.json").read_text())
-    kept = {k: v for k, v in manifest.items() if k in ("format", "config", "versions", "machine", "notes")}
-    return {**results, "runtimes": None, "handles": handles, "couplings": couplings, "manifest": kept}
+    kept = {k: v for k, v in manifest.items() if k in ("format", "config", "versions", "machine", "notes", "subjects")}
+    return {
+        **results,
+        "runtimes": None,
+        "units": sorted(results["units"]),
+        "handles": handles,
+        "couplings": couplings,
+        "manifest": kept,
+    }
 
 
 def litter(out: Path) -> list[str]:

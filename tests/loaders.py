@@ -8,7 +8,6 @@ import copy
 import csv
 import io
 import json
-import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +25,10 @@ from plot_ot.errors import PlotError
 from plot_ot.exchange import from_causalab, from_mib, from_pyvene, to_causalab, to_mib, to_pyvene
 from plot_ot.files.locks import NAME as LOCK
 from plot_ot.files.locks import Lock
-from plot_ot.files.run_directory import RunDirectory, write_json
+from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_reading import read_run
+from plot_ot.files.unit_files import unit_digests
+from plot_ot.files.writing import write_json
 from plot_ot.handles import Edit, Handle
 from plot_ot.models.adapters import ADAPTER_FILES, digest_weights, load_adapter, read_record, save_adapter
 from plot_ot.models.loading import load_model
@@ -46,15 +48,27 @@ def _handle(folder: Path) -> None:
 
 
 def _run(folder: Path) -> None:
-    report_runs.text_run(folder, seeds=(1,)).close()
-    units = {"records": [], "couplings": [{"seed": 1}], "notes": []}
-    write_json(folder / "units" / "seed-1" / "das.json", units)
-    os.utime(folder / "units" / "seed-1" / "das.json", (0, 0))  # older than the results compiled from it
+    run = report_runs.text_run(folder, seeds=(1,))
+    run.finish(1, "das", {"records": [], "couplings": [{"seed": 1}], "notes": []})
+    run.close()
+    results = json.loads((folder / "results.json").read_text())
+    write_json(folder / "results.json", {**results, "units": unit_digests(folder)})  # compiled from what is there
+
+
+def _stale(folder: Path) -> None:
+    """Results that were compiled before the last unit was finished: units are read."""
+    _run(folder)
+    results = json.loads((folder / "results.json").read_text())
+    write_json(folder / "results.json", {**results, "units": {}})
+
+
+def _compile(folder: Path) -> None:
+    RunDirectory(folder, json.loads((folder / "manifest.json").read_text())).compile(["das"])
 
 
 def _open_run(folder: Path) -> None:
     config = json.loads((folder.parent / "config").read_text())
-    RunDirectory.open(folder, config, {}).close()
+    RunDirectory.open(folder, config, {"plot_ot": "0.1.0"}).close()
 
 
 def _run_with_config(folder: Path) -> None:
@@ -202,18 +216,19 @@ def _params(folder: Path) -> None:
 
 LOADERS = [
     Loader("handle", "x.safetensors", _handle, lambda f: Handle.load(f / "x.safetensors"), examples=150),
-    Loader("results", "results.json", _run, lambda f: RunDirectory.read(f).results()),
-    Loader("couplings", "couplings.json", _run, lambda f: RunDirectory.read(f).couplings()),
-    Loader("manifest", "manifest.json", _run, lambda f: RunDirectory.read(f)),
+    Loader("results", "results.json", _run, read_run),
+    Loader("couplings", "couplings.json", _run, read_run),
+    Loader("manifest", "manifest.json", _run, read_run),
     Loader(
         *("manifest of a run to continue", "manifest.json", _run_with_config, _open_run),
         writes=(".lock", "manifest.json"),
     ),
     Loader("lock that is held", LOCK, lambda f: Lock(f).release(), _held, shows=True),
     Loader(
-        *("unit", "units/seed-1/das.json", _run, lambda f: RunDirectory.read(f).compile(["das"])),
+        *("unit", "units/seed-1/das.json", _run, _compile),
         writes=("results.json", "couplings.json"),
     ),
+    Loader("unit that is read", "units/seed-1/das.json", _stale, read_run),
     Loader("page of results", "results.json", _run, lambda f: page([f]), shows=True, examples=40),
     Loader("page of couplings", "couplings.json", _run, lambda f: page([f]), shows=True, examples=25),
     Loader("page of a manifest", "manifest.json", _run, lambda f: page([f]), shows=True, examples=20),

@@ -5,7 +5,9 @@ from pathlib import Path
 import torch
 
 from plot_ot.edits import Frame
-from plot_ot.files.run_directory import RunDirectory, write_json
+from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_layout import handle_path
+from plot_ot.files.writing import write_json
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import Place
 
@@ -258,7 +260,7 @@ def text_run(path: Path, seeds: tuple[int, ...] = (1, 2), spoken: dict[str, str]
             )
             for v in VARIABLES:
                 h = handle(method, v)
-                h.save(run.handle_path(seed, method, v))
+                h.save(handle_path(path, seed, method, v))
                 results["selection"].append(
                     {
                         **key(seed, method),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from plot_ot.engine import Engine
-from plot_ot.files.run_directory import Json
+from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
 from plot_ot.methods import Method, MethodKind
 from plot_ot.signatures import SignatureSpec, as_readout
@@ -19,7 +19,8 @@ from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, ScoreSites, attribution, brute_force
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.masks import MaskSpec, TrainMask
-from plot_ot.studies.study import Prepared, Study
+from plot_ot.studies.prepared import Prepared
+from plot_ot.studies.study import Study
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.heq import Backbone, build_net, draw_splits
 from plot_ot.tasks.text_data import Sizes

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from plot_ot.methods import Method
-from plot_ot.studies.study import Prepared, Study
+from plot_ot.studies.prepared import Prepared
+from plot_ot.studies.study import Study
 from plot_ot.subjects import DecoderSubject, GRUSubject, MLPSubject
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice, Task
 from plot_ot.tasks.text_data import Sizes

@@ -19,8 +19,11 @@ from killing import command, lasting
 from plot_ot import cli
 from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.files.locks import NAME, Lock
-from plot_ot.files.run_directory import RunDirectory, read_json, write_atomically, write_json
-from plot_ot.files.safe_reading import read_at, write_at
+from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_layout import handle_path
+from plot_ot.files.run_reading import read_run
+from plot_ot.files.safe_reading import read_at, read_json, write_at
+from plot_ot.files.writing import write_atomically, write_json
 from plot_ot.models import named as models
 
 DATA = Path(__file__).parent / "data"
@@ -90,20 +93,22 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_a_full_disk_leaves_the_old_files_whole(full_disk):
     run = RunDirectory.open(full_disk / "run", CONFIG, {})
     run.finish(0, "plot", {"records": [{"seed": 0, "accuracy": 0.5}]})
-    before = run.compile(["plot"])
+    run.compile(["plot"])
+    before = (run.path / "results.json").read_bytes()
     fill(full_disk)
     with pytest.raises(PlotError, match=r"Cannot write .*das\.json: No space left"):
         run.finish(0, "das", {"records": ["x" * 100_000]})
     with pytest.raises(PlotError, match="No space left"):
         write_json(run.path / "results.json", ["x" * 100_000])
-    assert run.results() == before
+    assert (run.path / "results.json").read_bytes() == before
     assert not run.finished(0, "das")
     assert not [p for p in run.path.rglob(".*") if p.name != NAME]
     run.close()
     (full_disk / "filler").unlink()
     again = RunDirectory.open(full_disk / "run", CONFIG, {})
     again.finish(0, "das", {"records": [{"seed": 0, "accuracy": 1.0}]})
-    assert len(again.compile(["plot", "das"])["records"]) == 2
+    again.compile(["plot", "das"])
+    assert len(read_json(again.path / "results.json")["records"]) == 2
 
 
 @as_root
@@ -242,7 +247,7 @@ def test_the_second_process_is_refused_until_the_first_is_gone_however_it_goes(t
     with pytest.raises(PlotError, match=rf"in use by process {first.pid} on .+ \(since 20\d\d-.*another --out"):
         RunDirectory.open(tmp_path / "run", CONFIG, {})
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before
-    assert RunDirectory.read(tmp_path / "run").manifest["config"] == CONFIG  # readers need no lock
+    assert read_run(tmp_path / "run").config == CONFIG  # readers need no lock
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     first.join()
@@ -324,12 +329,11 @@ def test_what_killed_processes_were_fetching_is_swept_away(tmp_path):
 
 
 def test_names_that_look_alike_have_files_of_their_own(tmp_path):
-    run = RunDirectory(tmp_path, {})
     names = ["a_b", "a b", "a/b", "ä", "a" * 300, "a" * 301, "../x", "", "\ud800"]
-    paths = {run.handle_path(0, method, v) for method in ("plot", "../plot") for v in names}
+    paths = {handle_path(tmp_path, 0, method, v) for method in ("plot", "../plot") for v in names}
     assert len(paths) == 2 * len(names)
     assert all(p.parent == tmp_path / "handles" / "seed-0" and len(p.name) < 200 for p in paths)
-    assert run.handle_path(0, "plot", "z_WX").name == "plot.z_WX.safetensors"
+    assert handle_path(tmp_path, 0, "plot", "z_WX").name == "plot.z_WX.safetensors"
 
 
 def test_a_note_is_kept_once_and_survives(tmp_path):

@@ -15,9 +15,11 @@ from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_layout import handle_path
+from plot_ot.files.run_reading import read_run
 from plot_ot.handles import Edit, Handle
 from plot_ot.report import figures, handle_figure, style
-from plot_ot.report.figures import RunData, draw_figures
+from plot_ot.report.figures import draw_figures
 from plot_ot.subjects import Place
 
 NAMES = ("accuracy", "epsilon", "handles", "layers", "runtime", "sizes", "summary")
@@ -70,10 +72,8 @@ def make_run(path, methods=("plot", "das"), seeds=(1, 2)):
     run = RunDirectory.open(path, {"task": "heq", "methods": list(methods), "seeds": list(seeds)}, {})
     for seed in seeds:
         for method in (*methods, "no-edit", "copy-source"):
-            run.finish(seed, method, unit(seed, method))
-            if method in methods:
-                for v in VARIABLES:
-                    handle(method, v).save(run.handle_path(seed, method, v))
+            made = [handle(method, v) for v in VARIABLES] if method in methods else []
+            run.finish(seed, method, unit(seed, method), made)
     run.finish(99, "failed", {"failures": [{"task": "heq", "seed": 99, "reason": "not trained"}]})
     run.compile(methods)
     return run
@@ -82,7 +82,7 @@ def make_run(path, methods=("plot", "das"), seeds=(1, 2)):
 def drawn(run, name):
     """A figure without writing it."""
     with style.look():
-        return getattr(figures, f"draw_{name}")(RunData.read(run))
+        return getattr(figures, f"draw_{name}")(read_run(run.path))
 
 
 def words(figure):
@@ -96,7 +96,7 @@ def test_every_figure_is_written_as_png_and_pdf_at_the_papers_widths(tmp_path):
     run = make_run(tmp_path / "run")
     (run.path / "figures").mkdir()
     (run.path / "figures" / "epsilon.png").write_bytes(b"an old figure")
-    draw_figures(run)
+    draw_figures(read_run(run.path))
     files = {p.name: p.read_bytes() for p in (run.path / "figures").iterdir()}
     assert sorted(files) == sorted(f"{n}.{kind}" for n in NAMES for kind in ("png", "pdf"))
     for name, data in files.items():
@@ -113,14 +113,14 @@ def test_an_empty_run_draws_nothing_and_removes_old_figures(tmp_path):
     (run.path / "figures").mkdir()
     (run.path / "figures" / "handles.pdf").write_bytes(b"an old figure")
     (run.path / "figures" / "mine.pdf").write_bytes(b"not ours")
-    draw_figures(run)
+    draw_figures(read_run(run.path))
     assert [p.name for p in (run.path / "figures").iterdir()] == ["mine.pdf"]
 
 
 def test_lists_and_couplings_that_are_not_there_leave_out_their_figures_only(tmp_path):
     run = make_run(tmp_path / "run")
     results = json.loads((run.path / "results.json").read_text())
-    (run.path / "results.json").write_text(json.dumps({"task": "heq", "selection": results["selection"]}))
+    (run.path / "results.json").write_text(json.dumps({k: results[k] for k in ("task", "units", "selection")}))
     (run.path / "couplings.json").unlink()
     left = {name for name in NAMES if drawn(run, name) is not None}
     assert left == {"handles", "sizes", "layers"}
@@ -128,7 +128,7 @@ def test_lists_and_couplings_that_are_not_there_leave_out_their_figures_only(tmp
 
 def test_a_damaged_handle_is_an_error_that_names_the_file(tmp_path):
     run = make_run(tmp_path / "run")
-    path = run.handle_path(1, "das", VARIABLES[1])
+    path = handle_path(run.path, 1, "das", VARIABLES[1])
     path.write_bytes(b"not a handle")
     with pytest.raises(PlotError, match=path.name):
         drawn(run, "handles")
@@ -169,9 +169,9 @@ def test_without_a_method_its_panels_are_left_out_and_the_caption_says_so(tmp_pa
 
 def test_heatmaps_take_the_first_seed_with_all_handles_or_what_there_is(tmp_path):
     run = make_run(tmp_path / "run")
-    run.handle_path(1, "das", VARIABLES[0]).unlink()
+    handle_path(run.path, 1, "das", VARIABLES[0]).unlink()
     assert "Seed 2" in words(drawn(run, "handles"))
-    run.handle_path(2, "das", VARIABLES[0]).unlink()
+    handle_path(run.path, 2, "das", VARIABLES[0]).unlink()
     assert "DAS is missing" in words(drawn(run, "handles"))
     for path in (run.path / "handles").rglob("*.safetensors"):
         path.unlink()
@@ -266,7 +266,7 @@ def make_wide_run(path):
         chosen = {"epsilon": 0.1, "beta": None, "strength": 2.0} | chosen if "K" in chosen else chosen
         handles = {v: Handle(v, (Edit(PLACES[0], frame, gains),), "a network", chosen) for v in CARRIES}
         for v, h in handles.items():
-            h.save(run.handle_path(7, method, v))
+            h.save(handle_path(run.path, 7, method, v))
         found: dict = {
             "selection": [
                 {**key, "variable": v, "size": h.size, "places": h.places, "chosen": dict(h.chosen)}
@@ -308,7 +308,7 @@ def test_many_variables_are_rows_and_every_method_is_shown_in_its_own_basis(tmp_
 
 
 def test_masses_of_overlapping_sites_add_up_in_the_coupling_that_the_handle_is_from(tmp_path):
-    data = RunData.read(make_wide_run(tmp_path / "run"))
+    data = read_run(make_wide_run(tmp_path / "run").path)
     own = {"seed": 7, "method": "m", "variables": ["C1"], "epsilon": 0.1, "beta": None}
     nested = {**own, "sites": ["layer1.pc[0:1]", "layer1.pc[0:3]"], "plan": [[0.5, 0.25]]}
     finer = {**own, "sites": ["layer1.pc[0:1]", "layer1.pc[1:2]"], "plan": [[1.0, 1.0]]}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import write_atomically
+from plot_ot.files.writing import write_atomically
 from plot_ot.studies.study import Study
 from plot_ot.subjects import ModuleSubject
 from plot_ot.tasks import HierarchicalEquality, SeedFailed, heq

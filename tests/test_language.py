@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_reading import read_run
 from plot_ot.judging.status import Status
 from plot_ot.stages.choose import SelectPlaces, TrainDas
 from plot_ot.studies.study import Study
@@ -119,7 +119,7 @@ def test_the_command_writes_a_run(tmp_path, monkeypatch):
     words = f"run mcqa --methods plot --fit 40 --pairs 12 --first-seed {SEED} --no-figures --out {tmp_path / 'run'}"
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, done.output
-    results = RunDirectory.read(tmp_path / "run").results()
+    results = read_run(tmp_path / "run").results
     assert {r["method"] for r in results["records"]} == {"plot", "no-edit", "copy-source"}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import report_runs
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_reading import read_run
 from plot_ot.report import payload as payloads
 from plot_ot.report.page import fragment, page, unwrapped, write_page
@@ -296,8 +297,8 @@ def test_a_run_that_is_going_on_shows_what_is_done(tmp_path, results):
     unit = {name: rows_of(results, name, seed=1) for name in ("records", "runtimes", "selection", "verdicts")}
     path = tmp_path / "text"
     (path / "results.json").unlink()
-    (path / "units" / "seed-1").mkdir(parents=True)
-    (path / "units" / "seed-1" / "plot-pca.json").write_text(json.dumps(unit))
+    with RunDirectory.open(path, read_run(path).config, {"plot_ot": "0.1.0"}) as run:
+        run.finish(1, "plot-pca", unit)
     document = Document(page([path]))
     assert "The run is not finished: this page shows the 1 units of work done so far." in " ".join(document.text)
     cell = document.table("method", "AnswerPointer sensitivity")[0][1]
@@ -345,7 +346,7 @@ def test_a_damaged_run_gives_a_page_that_says_so(tmp_path, said):
         (path / "units" / "seed-1").mkdir(parents=True)
         (path / "units" / "seed-1" / "plot-pca.json").write_text("{")
         DAMAGES[said](path)
-        said = "plot-pca.json cannot be read"
+        said = "plot-pca.json is left out: it cannot be read"
     else:
         DAMAGES[said](path)
     document = Document(page([path]))

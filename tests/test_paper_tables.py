@@ -9,8 +9,9 @@ from statistics import fmean, pstdev
 import pytest
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import RunDirectory, write_json
+from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_reading import read_run
+from plot_ot.files.writing import write_json
 from plot_ot.report.paper_tables import paper_tables, render
 from report_runs import text_run
 

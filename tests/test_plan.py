@@ -53,7 +53,8 @@ from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.masks import MaskSpec, TrainMask
 from plot_ot.stages.prefilter import Prefilter
 from plot_ot.stages.problem import Clock, Stage, State
-from plot_ot.studies.study import Prepared, Study
+from plot_ot.studies.prepared import Prepared
+from plot_ot.studies.study import Study
 from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
 from plot_ot.subjects.decoder.vectors import Joined, Spilled
 from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, MultipleChoice

@@ -16,9 +16,9 @@ from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Crew, Recipe, SharedRecording, Unit
 from plot_ot.errors import PlotError
 from plot_ot.stages.calibrate import pair_weights, scored
-from plot_ot.studies.study import Prepared, Study
+from plot_ot.studies.prepared import Prepared
+from plot_ot.studies.study import Study
 from plot_ot.subjects import MLPSubject, Store, Subject
-from plot_ot.tasks.replicas import recipe
 from small_studies import HEQ_METHODS, MCQA_METHODS, bits, heq, mcqa, run_all
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # no phoning, loopback only
@@ -58,7 +58,7 @@ def equality() -> tuple[Prepared, dict[str, object]]:
 def questions() -> tuple[Prepared, dict[str, object]]:
     pytest.importorskip("transformers")
     task = mcqa()
-    prepared = replace(task.prepare(1000, Path()), recipe=recipe(task))
+    prepared = replace(task.prepare(1000, Path()), recipe=task.network_recipe())
     return prepared, bits(run_all(prepared, MCQA_METHODS, shard=SHARD))
 
 

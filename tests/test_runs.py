@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import RunDirectory, read_json, to_json, write_atomically, write_json
+from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_layout import handle_path
+from plot_ot.files.run_reading import read_run
+from plot_ot.files.safe_reading import read_json
+from plot_ot.files.writing import to_json, write_atomically, write_json
 
 CONFIG = {"task": "toy", "sampler": "uniform", "methods": ["plot"], "seeds": [0]}
 
@@ -58,10 +62,10 @@ def test_units_are_compiled_by_seed_and_in_the_methods_order(tmp_path):
     for seed in (10, 2):
         for name in ("b", "a"):
             run.finish(seed, name, {"records": [{"seed": seed, "method": name}], "couplings": [{"seed": seed}]})
-    results = run.compile(["b", "a"])
+    run.compile(["b", "a"])
+    results = read_json(tmp_path / "results.json")
     assert [(r["seed"], r["method"]) for r in results["records"]] == [(2, "b"), (2, "a"), (10, "b"), (10, "a")]
-    assert run.results() == read_json(tmp_path / "results.json")
-    assert len(run.couplings()) == 4
+    assert len(read_json(tmp_path / "couplings.json")) == 4
 
 
 @pytest.mark.parametrize("litter", ["notes.txt", "results.json"])
@@ -87,28 +91,27 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("manifest.json", "{", "cannot be read"),
-        ("manifest.json", '{"format": "other"}', "not the manifest"),
-        ("results.json", "[]", "damaged"),
-        ("results.json", '{"records": 3}', "damaged"),
+        ("manifest.json", "{", "manifest.json cannot be read"),
+        ("manifest.json", "[]", "manifest.json is damaged"),
+        ("results.json", "[]", "results.json is damaged"),
+        ("results.json", '{"records": 3}', "'records' in the results is damaged"),
+        ("couplings.json", '{"records": 3}', "couplings.json is damaged"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, text, said):
     run = open_run(tmp_path)
     run.compile([])
     (tmp_path / name).write_text(text)
-    with pytest.raises(PlotError, match=said) as error:
-        RunDirectory.read(tmp_path).results()
-    assert name in str(error.value)
+    assert said in " ".join(read_run(tmp_path).problems)
 
 
 def test_reading_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(PlotError, match="no manifest"):
-        RunDirectory.read(tmp_path)
+        read_run(tmp_path)
     with pytest.raises(PlotError, match="There is no run directory"):
-        RunDirectory.read(tmp_path / "nowhere")
+        read_run(tmp_path / "nowhere")
 
 
 def test_a_variable_name_cannot_leave_the_handles_folder(tmp_path):
-    path = open_run(tmp_path).handle_path(0, "plot", "../../../etc/passwd")
+    path = handle_path(tmp_path, 0, "plot", "../../../etc/passwd")
     assert path.parent == tmp_path / "handles" / "seed-0"

@@ -1,13 +1,16 @@
 """The live view: what it lists, what it serves, and what it never does."""
 
 import json
+import os
 import socket
 import threading
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
 from plot_ot.errors import PlotError
+from plot_ot.files.run_directory import RunDirectory
 from plot_ot.report.serve import Server
 from report_runs import NASTY, records, text_run
 
@@ -60,13 +63,16 @@ def test_a_run_that_is_going_on_moves_on_and_a_new_one_appears(served):
     run = folder / "deep" / "er"
     run.mkdir(parents=True)
     config = {"task": "heq", "methods": ["plot", "das"], "seeds": [1, 2]}
-    (run / "manifest.json").write_text(json.dumps({"format": "plot-ot run 1", "config": config, "started": "2030"}))
+    (run / "manifest.json").write_text(
+        json.dumps({"format": "plot-ot run 1", "config": config, "started": "2030", "versions": {}})
+    )
     row = listed(server)["er"]
-    assert (row["units"], row["expected"], row["state"], row["accuracy"]) == (0, 6, "going on", None)
-    (run / "units" / "seed-1").mkdir(parents=True)
-    (run / "units" / "seed-1" / "das.json").write_text(json.dumps({"records": records(1, "das")}))
-    row = listed(server)["er"]
-    assert (row["units"], row["best"]) == (1, "das")
+    assert (row["units"], row["expected"], row["state"], row["accuracy"]) == (0, 6, "stopped", None)
+    with RunDirectory.open(run, config, {}) as going:
+        going.finish(1, "das", {"records": records(1, "das")})
+        row = listed(server)["er"]
+        assert (row["units"], row["best"], row["state"]) == (1, "das", "going on")
+    assert listed(server)["er"]["state"] == "stopped"
     assert b"The run is not finished" in ask(server, f"/run/{row['key']}/")[1]
 
 
@@ -131,3 +137,90 @@ def test_a_port_in_use_and_a_missing_folder_are_said(tmp_path):
             Server(tmp_path, taken.getsockname()[1])
     with pytest.raises(PlotError, match="There is no folder"):
         Server(tmp_path / "nowhere")
+
+
+# -- attacked (F2, F17) -----------------------------------------------------------------------------------------------
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>fetch("/runs.json")</script></svg>'
+
+
+def test_f02_everything_that_is_served_has_a_policy_and_a_strangers_svg_is_in_a_sandbox(served):
+    server, folder = served
+    (folder / "first" / "figures" / "evil.svg").write_bytes(SVG)
+    for path in ("/", "/runs.json", "/run/first/", "/run/first/figures/handles.png", "/nothing"):
+        headers = ask(server, path)[2]
+        assert headers["Content-Security-Policy"], path
+        assert headers["X-Content-Type-Options"] == "nosniff"
+    status, body, headers = ask(server, "/run/first/figures/evil.svg")
+    assert (status, body) == (200, SVG)
+    policy = headers["Content-Security-Policy"].split("; ")
+    assert "default-src 'none'" in policy
+    assert "sandbox" in policy
+
+
+def test_f02_links_out_of_a_run_are_not_followed(served):
+    server, folder = served
+    figures = folder / "first" / "figures"
+    (figures / "secret.png").symlink_to(folder.parent / "secret.txt")
+    assert ask(server, "/run/first/figures/secret.png")[0] == 404
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret.png").write_text("secret")
+    other = text_run(folder / "other").path
+    (other / "figures").symlink_to(elsewhere)
+    assert ask(server, "/run/other/figures/secret.png")[0] == 404
+    text_run(folder.parent / "outside")
+    (folder / "linked").symlink_to(folder.parent / "outside")
+    assert "linked" not in listed(server)
+    assert "outside" not in listed(server)
+
+
+def test_f02_a_request_that_never_arrives_is_let_go(served, monkeypatch):
+    server, _ = served
+    monkeypatch.setattr("plot_ot.report.serve.Handler.timeout", 0.2)
+    with socket.create_connection(server.server_address, timeout=20) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        assert slow.recv(1000) == b""
+
+
+def test_f17_one_odd_neighbour_does_not_take_the_others_down(served):
+    server, folder = served
+    (folder / "broken").symlink_to(folder / "nowhere")
+    (folder / "loop").symlink_to(folder / "loop")
+    for name, manifest in {
+        "list": "[]",
+        "numbers": '{"config": 7, "started": {}, "versions": []}',
+        "types": '{"config": {"seeds": "x", "methods": {"a": 1}, "task": [1], "model": {}}}',
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "manifest.json").write_text(manifest)
+    (folder / "results").mkdir()
+    (folder / "results" / "manifest.json").write_text("{}")
+    (folder / "results" / "results.json").write_text(
+        '{"task": {}, "records": [{"seed": 1, "method": "a", "accuracy": 1e999}]}'
+    )
+    odd = str(folder).encode() + b"/\xff\xfe"
+    os.mkdir(odd)
+    (Path(os.fsdecode(odd)) / "manifest.json").write_text("{}")
+    (folder / "fifo").mkdir()
+    os.mkfifo(folder / "fifo" / "manifest.json")
+    rows = listed(server)
+    assert {"first", "list", "numbers", "types", "results"} <= set(rows)
+    assert rows["first"]["best"] == "plot-pca"
+    assert ask(server, "/")[0] == 200
+    for row in rows.values():
+        assert ask(server, f"/run/{row['key']}/")[0] in (200, 404)
+
+
+def test_f17_an_unreadable_folder_is_passed_over(served, monkeypatch):
+    server, folder = served
+    (folder / "closed").mkdir(mode=0)
+    scan = os.scandir
+
+    def denied(path):  # root may read anything
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert "first" in listed(server)

@@ -73,9 +73,7 @@ def once(number):
     with RunDirectory.open(out / str(number % 2), {"task": which}, {}) as run:
         for name in names:
             unit, handles = made.run(task.methods()[name], task.random_method)
-            for handle in handles.values():
-                handle.save(run.handle_path(seed, name, handle.variable))
-            run.finish(seed, name, unit)
+            run.finish(seed, name, unit, list(handles.values()))
         run.compile(names)
 
 
@@ -115,11 +113,11 @@ from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
 from plot_ot.engine.ray_engine import RayEngine
-from plot_ot.tasks.replicas import recipe
 from small_studies import HEQ_METHODS, MCQA_METHODS, bits, heq, mcqa, run_all
 
 question = mcqa()
-studies = [(heq(), HEQ_METHODS), (replace(question.prepare(1000, Path()), recipe=recipe(question)), MCQA_METHODS)]
+loaded = replace(question.prepare(1000, Path()), recipe=question.network_recipe())
+studies = [(heq(), HEQ_METHODS), (loaded, MCQA_METHODS)]
 expected = [bits(run_all(prepared, methods, shard=20)) for prepared, methods in studies]
 held, kills, over = [], 0, threading.Event()
 

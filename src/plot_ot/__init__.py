@@ -4,7 +4,7 @@ What is imported here, and the `__all__` of the rooms that `docs/api.md` names, 
 """
 
 from plot_ot.abstract import Bank, CausalModel, Hypothesis, Mechanism, Splits, draw_pairs, read_inputs, read_pairs
-from plot_ot.api import load_subject, localize
+from plot_ot.api import load_subject, localize, run_study
 from plot_ot.checking import Checkup, check
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import CouplingWarning, PlotError, PlotWarning
@@ -76,6 +76,7 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "localize",
     "load_subject",
     "evaluate",
+    "run_study",
     "check",
     "Result",
     "Evaluation",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -19,19 +20,27 @@ from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine
 from plot_ot.engine.watching import announce
 from plot_ot.errors import PlotError, unknown
+from plot_ot.files.privacy import shared_path
+from plot_ot.files.run_reading import Reading
 from plot_ot.handles import Handle
 from plot_ot.judging.verdict import Verdict
-from plot_ot.methods import Method, MethodKind, layered, progressive, random_progressive
+from plot_ot.methods import Method, MethodKind, layered, progressive, random_like, random_progressive
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.choose import TrainDas
+from plot_ot.studies import running
+from plot_ot.studies.identity import method_digest, unit_of
+from plot_ot.studies.prepared import Prepared, Wording
+from plot_ot.studies.running import Progress
 from plot_ot.studies.showing import shown
-from plot_ot.studies.study import Prepared, Spoken, Study
+from plot_ot.studies.study import Study
+from plot_ot.studies.task import Task
 from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal_subject import CausalSubject
 from plot_ot.subjects.decoder.subject import DecoderSubject
+from plot_ot.tasks import TASKS
 
 Places = Mapping[str, str] | Sequence[str]
 """Names of submodules (or variables) to look at, or what to call each: name."""
@@ -139,6 +148,7 @@ def localize(
     size: int | None = None,
     seed: int = 0,
     engine: Engine | None = None,
+    controls: str = "standard",
     progress: bool = True,
     **options: Any,
 ) -> Result:
@@ -151,13 +161,17 @@ def localize(
 
     `method` is `plot` (tokens, places, then what is inside; no training), `plot-das` (DAS added where it ended),
     `plot-layered` (neurons of every place), `das` (everywhere) or a `Method` of your own. For a `LanguageModel`,
-    `options` choose the places: layers, kinds, memory. `engine` spreads the work (`plot_ot.engine.RayEngine`).
-    Terminals and notebooks show the stage it is at, unless `progress` is False.
+    `options` choose the places: layers, kinds, memory. `engine` spreads the work over a
+    cluster (`plot_ot.engine.ray_engine.RayEngine`). The verdict's random handles come from the same search, and
+    `controls="full"` also tries the method on a re-initialised network. Terminals and notebooks show the stage it is
+    at, unless `progress` is False.
     """
     text = isinstance(hypothesis, Hypothesis) and isinstance(subject, LanguageModel)
-    name = subject.name if isinstance(subject, LanguageModel) else type(subject).__name__
+    name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
     tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
+    seed, sources = running.check_seed(seed), {}
     if isinstance(subject, LanguageModel):
+        sources["tokenizer"] = subject.tokenizer_digest
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError("A language model needs a Hypothesis with a template and answers, not a bare CausalModel.")
         given = _read(hypothesis, pairs)  # all values are known before the answers are checked
@@ -184,20 +198,76 @@ def localize(
                 splits, said = from_pairs(causal, given, right, generator)
             else:
                 splits, said = from_inputs(causal, given, right, size, generator)
-        spoken = None
+        wording = None
         if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
-            spoken = Spoken(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
+            wording = Wording(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
         task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
-        study = Study(Prepared(task, name, seed, subject, splits, readout, spoken=spoken), engine)
+        prepared = Prepared(
+            task, name, seed, subject, splits, readout, wording=wording, sources=sources, controls=controls
+        )
+        study = Study(prepared, engine)
         places = subject.places
-        unit, handles = study.run(chosen, lambda draw: random_progressive(draw, places))
+
+        def at_random(draw: int) -> Method:
+            return random_like(method, draw, places) if isinstance(method, Method) else random_progressive(draw, places)
+
+        unit, handles = study.run(chosen, at_random)
     handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
     flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
     notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
     seconds = unit["runtimes"][0]["seconds"]
-    return Result(handles, verdicts, unit["records"], seconds, unit, study.control_unit(), config, notes)
+    of = {**unit_of(prepared), "settings": method_digest(chosen)}
+    config["identity"] = of["subject"]["identity"]
+    return Result(handles, verdicts, unit["records"], seconds, unit, study.control_unit(), config, of, notes)
+
+
+def run_study(
+    task: str | Task,
+    *,
+    seeds: int | Iterable[int] = 10,
+    methods: Sequence[str] | None = None,
+    out: str | os.PathLike[str],
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+    sweep: bool = False,
+    start_over: bool = False,
+    private: bool = False,
+    controls: str = "full",
+    **options: Any,
+) -> Reading:
+    """Run a study into the directory `out` as `plot-ot run` does: what is missing there, so that it can be resumed.
+
+    `task` is a configured `Task`, or the name of one (`heq`, `addition`, `mcqa`, `ioi`) with its `options`. `seeds` are
+    their numbers, or how many from 0 on; `methods` their names, by default all of the task's. `progress` is told every
+    step (`print` will do), `sweep` also runs `plot` at several ε or β. A run of another network, other data, settings
+    or versions in `out` is refused, or with `start_over` set aside there. A `private` run keeps nothing about the
+    machine; `controls` are `standard`, or `full` with a re-initialised network. What comes back is the run as it was
+    read from the directory: its `results`, `couplings`, and `problems` if any file is damaged.
+    """
+    if isinstance(task, str):
+        if task not in TASKS:
+            unknown("task", task, TASKS)
+        known = [f.name for f in fields(TASKS[task])]  # type: ignore[arg-type]
+        for name in options:
+            if name not in known:
+                unknown(f"option of {task}", name, known)
+        task = TASKS[task](**options)
+    elif options:
+        raise PlotError(f"{', '.join(options)}: options go with a task's name; a configured task has its own.")
+    return running.run_study(
+        task,
+        seeds=seeds,
+        methods=methods,
+        out=Path(out),
+        engine=engine,
+        progress=progress,
+        sweep=sweep,
+        start_over=start_over,
+        private=private,
+        controls=controls,
+    )
 
 
 def _settable(handle: Handle, fit: BankRecording, hypothesis: CausalModel | Hypothesis) -> Handle:

@@ -19,7 +19,7 @@ from plot_ot.abstract.pairs import read_pairs
 from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.abstract.templates import Span, shown
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import Json
+from plot_ot.files.writing import Json
 from plot_ot.judging.gates import LEAST_PAIRS
 
 SIZE = {True: 200, False: 1000}

@@ -18,8 +18,8 @@ from plot_ot.abstract.banks import first_of_each
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.edits.encoder import Encoder
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_directory import to_json, write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
+from plot_ot.files.writing import to_json, write_atomically
 from plot_ot.subjects import BankRecording, Place, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
 from plot_ot.subjects.open_edits import Rewrites, apart, proven

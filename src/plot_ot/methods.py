@@ -10,6 +10,7 @@ from plot_ot.errors import unknown
 from plot_ot.handles import Handle
 from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
+from plot_ot.stages import random_search
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
@@ -181,16 +182,27 @@ def progressive(
     stages.append(LookFurther(inner) if ways else inner)
     if not thorough:
         stages.append(NewtonHandles())
-    if das:
-        stages.append(Best(((), (TrainDas(Hint.paper(), DasSpec(most=100), from_handles=True),))))
-    return Method(
-        "plot", "tokens, places, then neurons, principal components, closed forms and Newton inside", tuple(stages)
-    )
+    summary = "tokens, places, then neurons, principal components, closed forms and Newton inside"
+    if not das:
+        return Method("plot", summary, tuple(stages))
+    stages.append(Best(((), (TrainDas(Hint.paper(), DasSpec(most=100), from_handles=True),))))
+    return Method("plot-das", f"{summary}, then DAS around what was found", tuple(stages))
 
 
 def natural_das(das: TrainDas) -> Best:
     """DAS with a counterfactual-latent loss, its weight chosen on calibration, between equal scores the larger."""
     return Best(tuple((replace(das, spec=replace(das.spec, natural=weight)),) for weight in (0.1, 0.01)))
+
+
+def random_like(method: Method, draw: int, places: Sequence[Place]) -> Method:
+    """The control of any method: its own search with every coupling a random ranking, and nothing learned.
+
+    A method of learners alone ranks nothing, so its control is that of `progressive`.
+    """
+    stages = random_search.at_random(method.stages, draw)
+    if not stages:
+        return random_progressive(draw, places)
+    return Method(f"random-{draw}", f"the search of {method.name}, ranked at random", stages, kind=MethodKind.BASELINE)
 
 
 def random_progressive(draw: int, places: Sequence[Place]) -> Method:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import html
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from plot_ot.abstract.banks import Bank
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_directory import LISTS, Json, RunDirectory, write_json
+from plot_ot.files.run_directory import RunDirectory
+from plot_ot.files.run_layout import LISTS
+from plot_ot.files.run_reading import read_run
+from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Accuracy, Bootstrap
@@ -21,13 +23,12 @@ from plot_ot.judging.verdict import Verdict
 from plot_ot.report.page import fragment, page, write_page
 from plot_ot.signatures import Readout, as_readout
 from plot_ot.stages.calibrate import correct
+from plot_ot.studies.running import CONTROLS, check_name
 from plot_ot.subjects import Subject, record
 from plot_ot.version import library_versions
 
 if TYPE_CHECKING:
     import pandas
-
-CONTROLS = "controls"
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,6 +43,8 @@ class Result:
     """All that was measured, as in a run directory."""
     controls: Json
     config: Json
+    of: Json = field(default_factory=dict)
+    """What it is of, by digests: the network (`subject`), the `banks`, the method's `settings`."""
     notes: Sequence[str] = ()
     """What happened on the way that a reader should know: rows left out, what the couplings warn of."""
 
@@ -131,11 +134,11 @@ class Result:
     @classmethod
     def load(cls, directory: str | Path, method: str | None = None, seed: int | None = None) -> Result:
         """What one method found in one seed of a run directory; the only method and seed need no name."""
-        run = RunDirectory.read(Path(directory))
-        results, config = run.results(), run.manifest["config"]
+        run = read_run(Path(directory))
+        results, config = run.results, run.config
         method = _only("method", method, [r["method"] for r in results["runtimes"]])
         seed = int(_only("seed", None if seed is None else str(seed), [str(r["seed"]) for r in results["runtimes"]]))
-        rows = {**{name: results[name] for name in LISTS}, "couplings": run.couplings()}
+        rows = {**{name: results[name] for name in LISTS}, "couplings": run.couplings}
         here = {name: [r for r in some if r.get("seed") == seed] for name, some in rows.items()}
         unit = {name: [r for r in some if r.get("method") == method] for name, some in here.items()}
         if not unit["runtimes"]:
@@ -146,24 +149,32 @@ class Result:
         verdicts = {v["variable"]: Verdict.from_row(v) for v in unit["verdicts"]}
         notes = [str(n) for n in run.manifest.get("notes", [])]
         seconds = unit["runtimes"][0]["seconds"]
-        return cls(handles, verdicts, unit["records"], seconds, unit, controls, config, notes)
+        of = run.unit_of(seed, method)
+        return cls(handles, verdicts, unit["records"], seconds, unit, controls, config, of, notes)
 
-    def save(self, directory: str | Path) -> Path:
-        """Write a run directory: handles, couplings, results and report.html; the path of the report."""
-        return write_page([self._write(Path(directory))])
+    def save(self, directory: str | Path, *, private: bool = False) -> Path:
+        """Write a run directory: handles, couplings, results and report.html; the path of the report.
 
-    def _write(self, directory: Path) -> Path:
+        A directory with results of another network, other data, settings or versions is refused. The manifest of a
+        `private` run keeps nothing about the machine.
+        """
+        return write_page([self._write(Path(directory), private)])
+
+    def _write(self, directory: Path, private: bool = False) -> Path:
+        check_name(self.method)
         seed = int(self.config["seeds"][0])
-        run = RunDirectory.open(directory, self.config, library_versions(), "plot_ot.localize(...)")
-        for handle in self.handles.values():
-            handle.save(run.handle_path(seed, self.method, handle.variable))
-        for note in self.notes:
-            run.note(note)
-        run.finish(seed, CONTROLS, self.controls)
-        run.finish(seed, self.method, self.unit)
-        run.compile([CONTROLS, self.method])
-        run.manifest["finished"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        write_json(run.path / "manifest.json", run.manifest)
+        with RunDirectory.open(
+            directory, self.config, library_versions(), "plot_ot.localize(...)", private=private
+        ) as run:
+            about = {k: v for k, v in self.of.items() if k != "settings"}
+            run.require(seed, about)
+            run.require(seed, self.of, [self.method])
+            for note in self.notes:
+                run.note(note)
+            run.note_subject(seed, self.of.get("subject", {}))
+            run.finish(seed, CONTROLS, self.controls, of=about)
+            run.finish(seed, self.method, self.unit, list(self.handles.values()), self.of)
+            run.complete([CONTROLS, self.method])
         return run.path
 
 

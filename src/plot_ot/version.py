@@ -8,9 +8,9 @@ __version__ = "0.1.0"
 def library_versions() -> dict[str, str]:
     """Versions that can change a result."""
     versions = {"plot_ot": __version__}
-    for name in ("torch", "numpy", "safetensors"):
+    for name in ("torch", "numpy", "safetensors", "transformers"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[name] = "unknown"
+            versions[name] = "not installed"
     return versions

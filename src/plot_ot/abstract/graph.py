@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import write_atomically
+from plot_ot.files.writing import write_atomically
 
 
 class Graph(Protocol):

@@ -8,7 +8,6 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from plot_ot.cli import check, explain, localize, models, run, show
 from plot_ot.cli.common import console, errors
@@ -54,5 +53,5 @@ def main() -> None:
     except PlotError as e:
         if os.environ.get("PLOT_OT_DEBUG"):
             raise
-        errors.print(f"[red]error:[/red] {escape(str(e))}", highlight=False, soft_wrap=True)
+        errors.tell("error:", str(e), "red")
         sys.exit(2)

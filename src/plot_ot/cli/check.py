@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from plot_ot.abstract.causal_model import CausalModel
@@ -161,14 +160,14 @@ def load_tokenizer(name: str) -> Any:
 def print_checkup(found: Checkup) -> None:
     """Graph, pairs, power, labels, an example, tokens, notes, and the verdict as the last line."""
     if found.graph:
-        console.print(escape(found.graph), highlight=False)
+        console.print(found.graph, highlight=False)
     if found.families:
         console.print(f"{found.pairs:,} pairs, {found.inputs:,} distinct inputs.")
         table = tables.plain_table("Pairs by family")
         for column in ("family", *found.families):
             table.add_column(column, justify="left" if column == "family" else "right")
         for name in found.families["all"]:
-            table.add_row(escape(name), *(str(counts.get(name, 0)) for counts in found.families.values()))
+            table.add_row(name, *(str(counts.get(name, 0)) for counts in found.families.values()))
         console.print(table)
     if found.banks:
         console.print(_power_table(found))
@@ -179,11 +178,11 @@ def print_checkup(found: Checkup) -> None:
     if found.tokens:
         some = [f"{a} = {', '.join(map(repr, t))}" for a, t in list(found.tokens.items())[:MOST_ANSWERS]]
         more = f", ... ({len(found.tokens)} in all)" if len(found.tokens) > MOST_ANSWERS else ""
-        console.print(f"Answers as tokens: {escape('; '.join(some))}{more}", highlight=False)
+        console.print(f"Answers as tokens: {'; '.join(some)}{more}", highlight=False)
     for note in found.notes:
-        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+        console.tell("note:", note, "yellow")
     colour = "green" if found.ready else "red"
-    console.print(f"[{colour}]{escape(found.verdict)}[/{colour}]", highlight=False, soft_wrap=True)
+    console.tell(found.verdict, "", colour)
 
 
 def _power_table(found: Checkup) -> Any:
@@ -196,7 +195,7 @@ def _power_table(found: Checkup) -> Any:
         others = ", ".join(f"{o}: {n}" for o, n in p.against_others.items()) or "-"
         counts = (p.pairs, p.sensitive, p.against_base, p.against_source, others, p.discriminating)
         copied = "-" if b.copy_source is None else f"{b.copy_source:.3f}"
-        table.add_row(escape(b.variable), b.split, *(escape(str(c)) for c in counts), copied)
+        table.add_row(b.variable, b.split, *(str(c) for c in counts), copied)
     return table
 
 
@@ -205,9 +204,9 @@ def _answer_table(found: Checkup) -> Any:
     more = f" (the first {MOST_ANSWERS} of {len(answers)})" if len(answers) > MOST_ANSWERS else ""
     table = tables.plain_table(f"Answers: pairs by label{more}")
     for column in ("answer", *found.answers):
-        table.add_column(escape(column), justify="left" if column == "answer" else "right")
+        table.add_column(column, justify="left" if column == "answer" else "right")
     for answer in answers[:MOST_ANSWERS]:
-        table.add_row(escape(answer), *(str(column.get(answer, 0)) for column in found.answers.values()))
+        table.add_row(answer, *(str(column.get(answer, 0)) for column in found.answers.values()))
     return table
 
 
@@ -217,7 +216,7 @@ def _print_example(example: Example) -> None:
         text.stylize(STYLES[k % len(STYLES)], *span)
     console.print("Example prompt:", highlight=False)
     console.print(text)
-    console.print(f"-> {escape(example.answer)}", highlight=False)
+    console.print(f"-> {example.answer}", highlight=False)
     for k, (name, (start, end)) in enumerate(example.positions.items()):
         at, token = example.tokens.get(name, (None, ""))
         where = f", token {at} from the end: {token!r}" if at is not None else ""

@@ -5,15 +5,36 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from plot_ot.errors import PlotError
 
-console = Console(width=None if sys.stdout.isatty() else 120)
-errors = Console(stderr=True)
+
+class Terminal(Console):
+    """A console that shows text as it is: no markup, no links and no control characters of others in it."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string that is printed, in a line or in a table, comes through here."""
+        return super().render_str(printable(text), **{**options, "markup": False, "emoji": False, "highlight": False})
+
+    def tell(self, label: str, text: str, style: str) -> None:
+        """A line that begins with a coloured word."""
+        self.print(Text.assemble((printable(label), style), " ", printable(text)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """The text with control characters, and marks that turn the direction of writing, as escapes anyone can read."""
+    return "".join(
+        c if c == "\n" or c.isprintable() or c in "\t\u00a0" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+console = Terminal(width=None if sys.stdout.isatty() else 120)
+errors = Terminal(stderr=True)
 
 Methods = Annotated[str | None, typer.Option(help="Comma-separated methods (default: all; see `plot-ot list`).")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
@@ -36,6 +57,15 @@ Address = Annotated[
     typer.Option(help="The Ray cluster's address (default: RAY_ADDRESS, or a cluster of this machine alone)."),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Ray workers (default: one per GPU, or per core).")]
+StartOver = Annotated[
+    bool,
+    typer.Option("--start-over", help="Set a run that is in --out aside (superseded/) and begin anew; it is recorded."),
+]
+Private = Annotated[bool, typer.Option("--private", help="Keep nothing about the machine and the commands.")]
+Controls = Annotated[
+    str,
+    typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
 
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import read_pairs
 from plot_ot.api import METHODS, load_subject, localize
 from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer, require_file
-from plot_ot.cli.common import Quiet, Threads, budget, console, errors
+from plot_ot.cli.common import Controls, Private, Quiet, Threads, budget, console, errors, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 from plot_ot.subjects import Subject
@@ -49,6 +49,8 @@ def localize_task(
     revision: Revision = None,
     memory: Memory = 4.0,
     threads: Threads = 1,
+    private: Private = False,
+    controls: Controls = "standard",
     quiet: Quiet = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -74,15 +76,25 @@ def localize_task(
         if not Path(model).expanduser().is_file():  # a GGUF file has its tokenizer inside
             hypothesis.answer_tokens(load_tokenizer(model))  # before any weights are loaded
         where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
-        with errors.status(f"Loading {escape(model)}") if not quiet else errors.capture():
+        with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
         options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
     elif not isinstance(subject, Subject):
         raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
-    result = localize(subject, hypothesis, given, method=method, size=size, seed=seed, progress=not quiet, **options)
-    report = result.save(out)
+    result = localize(
+        subject,
+        hypothesis,
+        given,
+        method=method,
+        size=size,
+        seed=seed,
+        controls=controls,
+        progress=not quiet,
+        **options,
+    )
+    report = result.save(out, private=private)
     if not quiet:
-        console.print(escape(str(result)), highlight=False, soft_wrap=True)
+        console.print(str(result), soft_wrap=True)
         console.print(f"Handles: {out / 'handles'}\nReport: {report}", highlight=False, soft_wrap=True)
 
 

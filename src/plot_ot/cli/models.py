@@ -12,6 +12,7 @@ import typer
 
 from plot_ot.cli.common import (
     Address,
+    Controls,
     Detail,
     EngineName,
     Figures,
@@ -19,8 +20,10 @@ from plot_ot.cli.common import (
     Methods,
     Out,
     PairCount,
+    Private,
     Quiet,
     Seeds,
+    StartOver,
     Threads,
     Workers,
     budget,
@@ -90,6 +93,9 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         engine: EngineName = "process",
         address: Address = None,
         workers: Workers = None,
+        start_over: StartOver = False,
+        private: Private = False,
+        controls: Controls = "full",
     ) -> None:
         more = {"questions": questions} if reads_files else {}
         configured = task(
@@ -110,7 +116,22 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             **more,
         )
         crew = engine, address, workers
-        finish(configured, methods, seeds, first_seed, out, threads, sweep, figures, quiet, detail, crew)
+        finish(
+            configured,
+            methods,
+            seeds,
+            first_seed,
+            out,
+            threads,
+            sweep,
+            figures,
+            quiet,
+            detail,
+            crew,
+            start_over,
+            private,
+            controls,
+        )
 
     if not reads_files:
         shown = inspect.signature(run, eval_str=True)

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
 from statistics import fmean
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from plot_ot.methods import Method
-from plot_ot.stages.forecast import Forecast
-from plot_ot.stages.problem import Problem, Stage, State, stage_name
+from plot_ot.studies.running import Step
 from plot_ot.studies.showing import duration
-
-
-@dataclass(frozen=True)
-class Announced:
-    """A stage that says so before it starts."""
-
-    stage: Stage
-    say: Callable[[], None]
-
-    def __call__(self, problem: Problem, state: State) -> State:
-        self.say()
-        return self.stage(problem, state)
-
-    def forecast(self, ahead: Forecast) -> None:
-        self.stage.forecast(ahead)
-
-
-def announced(method: Method, say: Callable[[str], None]) -> Method:
-    """The same method, telling which of its stages it is at."""
-    stages = []
-    for k, stage in enumerate(method.stages, 1):
-        words = f"stage {k} of {len(method.stages)} ({stage_name(stage) or 'several ways'})"
-        stages.append(Announced(stage, partial(say, words)))
-    return replace(method, stages=tuple(stages))
 
 
 class Pace:
@@ -63,7 +34,7 @@ class Pace:
 class Watch:
     """A progress bar over units of work; nothing is shown when quiet or not on a terminal."""
 
-    def __init__(self, console: Console, units: Sequence[tuple[int, str]], quiet: bool) -> None:
+    def __init__(self, console: Console, quiet: bool) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -72,10 +43,10 @@ class Watch:
             TextColumn("{task.fields[left]}"),
         )
         self.bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)
-        self.waiting = list(units)
+        self.waiting: list[tuple[int, str]] = []
         self.pace = Pace()
-        self.work: TaskID = self.bar.add_task("starting", total=len(units), left="")
-        self.title = ""
+        self.work: TaskID = self.bar.add_task("starting", total=0, left="")
+        self.begun = 0.0
 
     def __enter__(self) -> Watch:
         self.bar.start()
@@ -84,23 +55,22 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def skip(self, seed: int, names: Sequence[str]) -> None:
-        """These units need no work: they are done already, or their seed failed."""
-        gone = {(seed, n) for n in names}
-        self.bar.update(self.work, advance=sum(u in gone for u in self.waiting))
-        self.waiting = [u for u in self.waiting if u not in gone]
-
-    @contextmanager
-    def at(self, seed: int, name: str) -> Iterator[Callable[[str], None]]:
-        """While open, this unit is being worked on; what is yielded says at which stage."""
-        self.title = f"seed {seed}: {name}"
-        self._show(self.title)
-        start = time.perf_counter()
-        yield lambda words: self._show(f"{self.title}, {words}")
-        self.pace.took(name, time.perf_counter() - start)
-        if (seed, name) in self.waiting:
-            self.waiting.remove((seed, name))
-            self.bar.update(self.work, advance=1)
+    def __call__(self, step: Step) -> None:
+        """Show a step of the run."""
+        unit = step.seed, step.unit
+        if step.state == "waiting":
+            self.waiting.append(unit)
+            self.bar.update(self.work, total=len(self.waiting))
+        elif step.state == "working":
+            if not step.stage:
+                self.begun = time.perf_counter()
+            self._show(f"seed {step.seed}: {step.unit}{f', {step.stage}' if step.stage else ''}")
+        else:
+            if step.state == "done":
+                self.pace.took(step.unit, time.perf_counter() - self.begun)
+            if unit in self.waiting:
+                self.waiting.remove(unit)
+                self.bar.update(self.work, advance=1)
 
     def _show(self, description: str) -> None:
         left = self.pace.left([name for _, name in self.waiting])

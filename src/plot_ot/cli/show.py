@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.table import Table
 
 from plot_ot.cli.common import Detail, console
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_directory import Json, RunDirectory, write_atomically
+from plot_ot.files.run_layout import refuse_links
+from plot_ot.files.run_reading import UNEXPECTED, Reading, read_run
+from plot_ot.files.writing import Json, write_atomically
 from plot_ot.report import tables
 from plot_ot.tasks import TASKS, Task
 
@@ -20,31 +23,53 @@ Directories = Annotated[list[Path], typer.Argument(help="Run directories.")]
 
 def show(directory: Directory, detail: Detail = False) -> None:
     """Print the tables of a run."""
-    run = RunDirectory.read(directory)
-    print_run(run, run.results(), detail)
+    print_run(read_run(directory), detail)
 
 
-def print_run(run: RunDirectory, results: Json, detail: bool = False) -> None:
+def print_run(run: Reading, detail: bool = False) -> None:
     """Tables, verdicts, warnings, and where things are."""
+    results = run.results
+    for problem in run.problems:
+        console.tell("warning:", problem, "yellow")
     if not results["records"]:
         console.print(f"No finished unit in {run.path} yet.")
-    shown = [
-        tables.accuracy_table(results, console.width),
-        tables.runtime_table(results),
-        tables.verdict_table(results),
+    makers: list[Callable[[], Table]] = [
+        lambda: tables.accuracy_table(results, console.width),
+        lambda: tables.runtime_table(results),
+        lambda: tables.verdict_table(results),
     ]
-    more = [tables.selection_table(results), tables.cross_table(results)] if detail else []
-    for table in [*shown, *more]:
-        if table.row_count:
-            console.print(table)
-    for line in [*tables.verdict_sentences(results), *tables.bank_lines(results)]:
-        console.print(escape(line), highlight=False)
-    for failure in results["failures"]:
-        console.print(f"[yellow]seed {failure['seed']} failed:[/yellow] {escape(failure['reason'])}")
     if detail:
-        for line in tables.coupling_flags(run.couplings()):
-            console.print(f"[yellow]coupling:[/yellow] {escape(line)}")
+        makers += [lambda: tables.selection_table(results), lambda: tables.cross_table(results)]
+    for make in makers:
+        _guarded(lambda make=make: _print_table(run, make()))  # type: ignore[misc]
+    _guarded(lambda: _print_lines(tables.verdict_sentences(results)))
+    _guarded(lambda: _print_lines(tables.bank_lines(results)))
+    for failure in results["failures"]:
+        console.tell(f"seed {failure['seed']} failed:", failure["reason"], "yellow")
+    if detail:
+        _guarded(lambda: _print_lines(f"coupling: {line}" for line in tables.coupling_flags(run.couplings)))
     console.print(f"Run directory: {run.path}", soft_wrap=True)
+
+
+def _guarded(part: Callable[[], None]) -> None:
+    """Damaged results must not cost the reader the tables that can be shown."""
+    try:
+        part()
+    except UNEXPECTED as e:
+        console.tell(
+            "warning:", f"a part cannot be shown: the results are not as expected ({type(e).__name__}).", "yellow"
+        )
+
+
+def _print_table(run: Reading, table: Table) -> None:
+    if table.row_count:
+        table.caption = run.gaps_sentence or None
+        console.print(table)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line)
 
 
 def report(
@@ -67,11 +92,12 @@ def figures(
     """Write the paper's figures from a run, in one style, with fonts embedded."""
     from plot_ot.report.export import export_figures
 
-    run = RunDirectory.read(directory)
+    run = read_run(directory)
+    refuse_links(run.path)
     kinds = [k.strip() for k in format.split(",") if k.strip()]
     folder = out or run.path / "figures"
     written = export_figures(run, kinds, folder)
-    task = configured(run.manifest["config"])
+    task = configured(run.config)
     if task:
         causal = [folder / f"causal.{kind}" for kind in kinds]
         for path in causal:
@@ -101,7 +127,6 @@ def table(
     out: Annotated[Path | None, typer.Option(help="Write to a file instead of printing.")] = None,
 ) -> None:
     """The paper's tables with a run's numbers, row by row; runs of several widths of the adder stand side by side."""
-    from plot_ot.files.run_reading import read_run
     from plot_ot.report.paper_tables import FORMATS, paper_tables, render
 
     if format not in FORMATS:

@@ -22,8 +22,8 @@ from plot_ot.errors import PlotError
 from plot_ot.exchange.fold import EXACT, only_edit, principal, shape_of
 from plot_ot.exchange.names import spelled
 from plot_ot.exchange.torch_files import tensor_of
-from plot_ot.files.run_directory import to_json, write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, parse_json
+from plot_ot.files.writing import to_json, write_atomically
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import Subject
 from plot_ot.version import __version__

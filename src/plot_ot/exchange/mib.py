@@ -24,8 +24,8 @@ from plot_ot.errors import PlotError
 from plot_ot.exchange.fold import neurons, only_edit, principal, shape_of
 from plot_ot.exchange.names import spelled
 from plot_ot.exchange.torch_files import RotateLayer, most_bytes, rotation_in, to_bytes
-from plot_ot.files.run_directory import write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_torch_file
+from plot_ot.files.writing import write_atomically
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import Place, Subject
 

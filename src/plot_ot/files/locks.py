@@ -6,6 +6,7 @@ the lock does not. On NFS, Linux passes it on to the server, except where the sh
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -17,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.files.safe_reading import read_bytes
 
 NAME = ".lock"
 _HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
@@ -36,6 +38,34 @@ else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def is_held(directory: Path) -> bool | None:
+    """Whether a process of this machine works on a directory, by its signature; None where that cannot be told.
+
+    The lock itself is left alone: taking it, even for a moment, could turn away a run that starts just then.
+    """
+    try:
+        signed = read_bytes(directory / NAME, 1000)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return None
+    if not signed:
+        return False
+    try:
+        owner = json.loads(signed)
+        pid = int(owner["pid"])
+        if owner["host"] != socket.gethostname() or not 0 < pid < 1 << 31 or os.name == "nt":
+            return None
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        return None
+    return True
+
+
 class Lock:
     """Held from `take` until `release`, or until this object or its process is gone."""
 
@@ -43,7 +73,7 @@ class Lock:
         self.path = directory / NAME
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as e:
             raise PlotError(f"Cannot write {self.path}: {e.strerror or e}. Choose a directory you can write to.") from e
         try:
@@ -62,12 +92,19 @@ class Lock:
                 PlotWarning,
                 stacklevel=3,
             )
-        self._file = weakref.finalize(self, os.close, file)
+        self._file = weakref.finalize(self, _let_go, file)
         _sign(file)
 
     def release(self) -> None:
         """Let others have the directory."""
         self._file()
+
+
+def _let_go(file: int) -> None:
+    """Leave no name behind, then let others have the lock."""
+    with contextlib.suppress(OSError):
+        os.truncate(file, 0)
+    os.close(file)
 
 
 def _owner(file: int) -> str:
@@ -84,8 +121,6 @@ def _sign(file: int) -> None:
     """Say who holds the lock; on a full disk it is held all the same."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
-    try:
+    with contextlib.suppress(OSError):
         os.truncate(file, 0)
         os.write(file, owner.encode())
-    except OSError:
-        pass

@@ -1,129 +1,97 @@
-"""Run directories: a manifest, one file per finished unit of work, and what is compiled from them.
+"""The one writer of run directories: a manifest, one file per finished unit of work, and what is compiled from them.
 
 Everything is written atomically, so an interrupted run continues with the units that are missing. Who works on a
-directory holds its lock; who only reads needs none.
+directory holds its lock; who only reads (`run_reading`) needs none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import math
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from plot_ot.errors import PlotError
 from plot_ot.files.locks import NAME as LOCK
 from plot_ot.files.locks import Lock
-from plot_ot.files.safe_reading import read_json as read_json
-
-FORMAT = "plot-ot run 1"
-LISTS = (
-    "records",
-    "transfer",
-    "runtimes",
-    "selection",
-    "verdicts",
-    "cross",
-    "profile",
-    "surfaces",
-    "sweeps",
-    "examples",
-    "failures",
-    "notes",
+from plot_ot.files.run_layout import COUPLINGS, FORMAT, LISTS, MANIFEST, RESULTS, handle_path, refuse_links, unit_path
+from plot_ot.files.safe_reading import read_json
+from plot_ot.files.unit_files import (
+    GROWING,
+    OF,
+    Damaged,
+    check_handles,
+    check_place,
+    config_digest,
+    differences,
+    file_digest,
+    parse_unit,
+    unit_digests,
+    units_in,
 )
-"""The lists in results.json; a unit file holds its share of each, and of `couplings`."""
+from plot_ot.files.writing import WRITING, Json, plain, write_json
 
-WRITING = ".writing-"
-"""How the names of files begin that are being written."""
-
-Json = dict[str, Any]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of the file or none of it: write beside it, flush to disk, rename, flush the directory.
-
-    What was written stays written when the machine loses power.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
-    except OSError as e:
-        raise PlotError(f"Cannot write {path}: {e.strerror or e}. Choose a directory you can write to.") from e
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        _flush_directory(path.parent)
-    except BaseException as e:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(e, OSError):
-            raise PlotError(f"Cannot write {path}: {e.strerror or e}. The old file, if any, is untouched.") from e
-        raise
+SUPERSEDED = "superseded"
+"""The folder of runs that were set aside."""
+REMEDY = "Choose another --out, or set what is there aside with --start-over."
 
 
-def _flush_directory(path: Path) -> None:
-    """Make a rename last; some systems cannot, and need not."""
-    with contextlib.suppress(OSError):
-        directory = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+class Saved(Protocol):
+    """A handle, as far as a run directory needs to know it."""
 
+    @property
+    def variable(self) -> str:
+        """The variable that it is for."""
+        ...
 
-def to_json(value: object, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinities become null."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False, ensure_ascii=False)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a value as a JSON file."""
-    write_atomically(path, (to_json(value, indent=1) + "\n").encode("utf-8", "replace"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
+    def save(self, path: Path) -> None:
+        """Write it to a file."""
+        ...
 
 
 class RunDirectory:
-    """One run: which configuration, which units are finished, and the compiled results.
-
-    One that was opened holds the directory's lock until it is closed, or gone.
-    """
+    """A run that is being worked on. It holds the directory's lock until it is closed, or gone."""
 
     def __init__(self, path: Path, manifest: Json, lock: Lock | None = None) -> None:
         self.path, self.manifest, self._lock = path, manifest, lock
 
     @classmethod
-    def open(cls, path: Path, config: Json, versions: Mapping[str, str], command: str = "") -> RunDirectory:
-        """Start a run in an empty directory, or continue the run of the same configuration found there.
+    def open(
+        cls,
+        path: Path,
+        config: Json,
+        versions: Mapping[str, str],
+        command: str = "",
+        *,
+        start_over: bool = False,
+        private: bool = False,
+    ) -> RunDirectory:
+        """Start a run in an empty directory, or continue the run of the same configuration and versions found there.
 
-        Seeds and methods may grow from one call to the next; everything else must be the same. The manifest keeps
-        every `command` that worked on the run. A directory that another process works on is refused.
+        Seeds and methods may grow from one call to the next; everything else must be the same. With `start_over` what
+        is there is set aside first, and the manifest says so. The manifest keeps every `command` that worked on the
+        run, and the machine, unless it is `private`. A directory that another process works on is refused.
         """
+        path = Path(path)
         _refuse_foreign(path)
-        cls._continued(path, config)  # what does not fit is said at once, and needs no lock
+        refuse_links(path)
+        if not start_over:
+            _continued(path, config, versions)  # what does not fit is said at once, and needs no lock
         lock = Lock(path)
         try:
             _sweep(path)
-            run = cls(path, cls._continued(path, config) or _begun(config, versions), lock)
+            aside = _set_aside(path) if start_over else []
+            run = cls(path, _continued(path, config, versions) or _begun(config, versions), lock)
+            run.manifest.pop("finished", None)
+            if private or run.manifest.get("private"):
+                run.manifest = {k: v for k, v in run.manifest.items() if k not in ("commands", "machine")}
+                run.manifest["private"], command = True, ""
+            if aside:
+                run.manifest[SUPERSEDED] = aside
             if command:
                 run.manifest["commands"] = [*run.manifest.get("commands", []), command]
             run.write_manifest()
@@ -143,51 +111,11 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @classmethod
-    def _continued(cls, path: Path, config: Json) -> Json | None:
-        """The manifest found in the directory with what is asked for now; None where there is none."""
-        if not (path / "manifest.json").exists():
-            return None
-        manifest = cls._read_manifest(path)
-        found = {k: v for k, v in manifest["config"].items() if k not in ("seeds", "methods")}
-        asked = {k: v for k, v in _plain(config).items() if k not in ("seeds", "methods")}
-        if found != asked:
-            differ = sorted(k for k in found.keys() | asked.keys() if found.get(k) != asked.get(k))
-            said = "; ".join(f"{k}: {found.get(k)!r} there, {asked.get(k)!r} asked" for k in differ)
-            raise PlotError(f"{path} holds another run ({said}). Choose another --out.")
-        for key in ("seeds", "methods"):
-            old = manifest["config"].get(key, [])
-            config = {**config, key: [*old, *(x for x in config.get(key, []) if x not in old)]}
-        return {**manifest, "config": config}
-
-    @classmethod
-    def read(cls, path: Path) -> RunDirectory:
-        """An existing run."""
-        if not path.is_dir():
-            raise PlotError(f"There is no run directory at {path}.")
-        if not (path / "manifest.json").exists():
-            raise PlotError(f"{path} is not a plot-ot run directory: it has no manifest.json.")
-        return cls(path, cls._read_manifest(path))
-
-    @staticmethod
-    def _read_manifest(path: Path) -> Json:
-        manifest = read_json(path / "manifest.json")
-        lists = ("commands", "notes")
-        if (
-            not isinstance(manifest, dict)
-            or manifest.get("format") != FORMAT
-            or not isinstance(manifest.get("config"), dict)
-            or not all(isinstance(manifest["config"].get(k, []), list) for k in ("seeds", "methods"))
-            or not all(isinstance(manifest.get(k, []), list) for k in lists)
-        ):
-            raise PlotError(f"{path / 'manifest.json'} is not the manifest of a plot-ot run ({FORMAT!r}).")
-        return manifest
-
     # -- the manifest ------------------------------------------------------------------------------------
 
     def write_manifest(self) -> None:
         """Write it as it is now."""
-        write_json(self.path / "manifest.json", self.manifest)
+        write_json(self.path / MANIFEST, self.manifest)
 
     def note(self, words: str) -> None:
         """Keep a remark about how the run went, once."""
@@ -196,66 +124,126 @@ class RunDirectory:
             notes.append(words)
             self.write_manifest()
 
-    # -- units -------------------------------------------------------------------------------------------
+    def note_subject(self, seed: int, subject: Mapping[str, str]) -> None:
+        """Keep which network a seed is about."""
+        subjects = self.manifest.setdefault("subjects", {})
+        if subjects.get(str(seed)) != dict(subject):
+            subjects[str(seed)] = dict(subject)
+            self.write_manifest()
 
-    def _unit(self, seed: int, name: str) -> Path:
-        return self.path / "units" / f"seed-{seed}" / f"{name}.json"
+    # -- units of work -----------------------------------------------------------------------------------
 
     def finished(self, seed: int, name: str) -> bool:
-        """Whether a unit's file is there."""
-        return self._unit(seed, name).exists()
+        """Whether a unit is there with its handles, whole; one that is not is noted, and to be made anew."""
+        path = unit_path(self.path, seed, name)
+        if not path.exists():
+            return False
+        try:
+            self._checked(seed, path)
+        except Damaged as e:
+            self.note(f"seed {seed}: the unit {name} was made anew: {e}")
+            return False
+        return True
 
-    def finish(self, seed: int, name: str, unit: Json) -> None:
-        """Write a finished unit; its handles must be written before."""
-        write_json(self._unit(seed, name), unit)
+    def finish(
+        self, seed: int, name: str, unit: Json, handles: Sequence[Saved] = (), of: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a finished unit: its handles, then its own file, which says that all of it is there.
 
-    def handle_path(self, seed: int, method: str, variable: str) -> Path:
-        """Where a handle's file goes."""
-        return self.path / "handles" / f"seed-{_safe(str(seed))}" / f"{_safe(method)}.{_safe(variable)}.safetensors"
+        `of` says what the unit is of beside its seed and this run's configuration and versions: the `subject`, the
+        digest of the `banks`, the method's `settings`.
+        """
+        digests = {}
+        for handle in handles:
+            path = handle_path(self.path, seed, name, handle.variable)
+            handle.save(path)
+            digests[path.name] = file_digest(path)
+        told = {"seed": seed, "unit": name, **self._own(), **(of or {}), "handles": digests}
+        write_json(unit_path(self.path, seed, name), {OF: told, **unit})
+
+    def require(self, seed: int, of: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
+        """Refuse to go on where units of a seed (all, or those of some names) are of something else."""
+        for at, path in units_in(self.path):
+            if at != seed:
+                continue
+            try:
+                unit = self._checked(seed, path)
+            except Damaged:
+                continue  # it will be made anew, or compiling names it
+            told = unit[OF]
+            if told["unit"] == "failed" or (names is not None and told["unit"] not in names):
+                continue
+            if said := differences(told, of):
+                raise PlotError(f"{self.path} holds {told['unit']} of seed {seed} of {said}. {REMEDY}")
+
+    def _own(self) -> Json:
+        return {"config": config_digest(self.manifest["config"]), "versions": self.manifest.get("versions", {})}
+
+    def _checked(self, seed: int, path: Path) -> Json:
+        """A unit that is whole, where it belongs, and of this run's configuration and versions."""
+        unit = parse_unit(path)
+        check_place(path, seed, unit)
+        check_handles(self.path, seed, unit)
+        if said := differences(unit[OF], self._own()):
+            raise PlotError(f"{path} is of {said}. Delete it, or set the run aside with --start-over.")
+        return unit
 
     # -- results -----------------------------------------------------------------------------------------
 
-    def compile(self, order: Sequence[str]) -> Json:
-        """Gather the units of all seeds into results.json and couplings.json, methods in the given order."""
+    def complete(self, order: Sequence[str]) -> None:
+        """Compile the results, methods in the given order, and say in the manifest that the run is finished."""
+        self.compile(order)
+        self.manifest["finished"] = _now()
+        self.write_manifest()
+
+    def compile(self, order: Sequence[str]) -> None:
+        """Gather the units of all seeds into results.json and couplings.json, methods in the given order.
+
+        The results name the units they were compiled from, with their digests.
+        """
         results: Json = {"format": FORMAT, "task": self.manifest["config"].get("task")}
         results |= {name: [] for name in LISTS}
         couplings: list[Json] = []
         rank = {name: k for k, name in enumerate(order)}
-        folders = [p for p in (self.path / "units").glob("seed-*") if _is_number(p.name.removeprefix("seed-"))]
-        for folder in sorted(folders, key=lambda p: int(p.name.removeprefix("seed-"))):
-            for path in sorted(folder.glob("*.json"), key=lambda p: (rank.get(p.stem, -1), p.stem)):
-                unit = read_json(path)
-                wanted = (*LISTS, "couplings")
-                if not isinstance(unit, dict) or not all(isinstance(unit.get(name, []), list) for name in wanted):
-                    raise PlotError(f"{path} is damaged. Delete it and run again to make it anew.")
-                for name in LISTS:
-                    results[name] += unit.get(name, [])
-                couplings += unit.get("couplings", [])
-        write_json(self.path / "couplings.json", couplings)
-        write_json(self.path / "results.json", results)
-        return results
+        found = []
+        for seed, path in units_in(self.path):
+            try:
+                unit = self._checked(seed, path)
+            except Damaged as e:
+                raise PlotError(
+                    f"{path} is damaged: {e}. Run its method again with --methods, or delete the file."
+                ) from None
+            found.append((seed, rank.get(unit[OF]["unit"], -1), unit[OF]["unit"], unit))
+        _refuse_mixed([unit[OF] for *_, unit in found], self.path)
+        for *_, unit in sorted(found, key=lambda f: f[:3]):
+            for name in LISTS:
+                results[name] += unit.get(name, [])
+            couplings += unit.get("couplings", [])
+        results["units"] = unit_digests(self.path)
+        write_json(self.path / COUPLINGS, couplings)
+        write_json(self.path / RESULTS, results)
 
-    def results(self) -> Json:
-        """The compiled results."""
-        results = read_json(self.path / "results.json")
-        if not isinstance(results, dict) or not all(isinstance(results.get(n, []), list) for n in LISTS):
-            raise PlotError(f"{self.path / 'results.json'} is damaged: run the same command again to compile it anew.")
-        return results | {n: results.get(n, []) for n in LISTS}  # older runs have fewer lists
 
-    def couplings(self) -> list[Json]:
-        """The couplings before calibration."""
-        couplings = read_json(self.path / "couplings.json")
-        if not isinstance(couplings, list):
-            raise PlotError(
-                f"{self.path / 'couplings.json'} is damaged: run the same command again to compile it anew."
-            )
-        return couplings
+def _refuse_mixed(told: Sequence[Json], path: Path) -> None:
+    """Units of one seed must be of one network and one set of banks."""
+    first: dict[int, Json] = {}
+    for of in told:
+        if of["unit"] == "failed":
+            continue
+        known = first.setdefault(of["seed"], of)
+        same = {k: known.get(k) for k in ("subject", "banks")}
+        if said := differences(of, same):
+            raise PlotError(f"{path}: {of['unit']} of seed {of['seed']} is of {said} ({known['unit']}). {REMEDY}")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _begun(config: Json, versions: Mapping[str, str]) -> Json:
     return {
         "format": FORMAT,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": _now(),
         "config": config,
         "versions": dict(versions),
         "machine": {
@@ -266,13 +254,70 @@ def _begun(config: Json, versions: Mapping[str, str]) -> Json:
     }
 
 
+def _set_aside(path: Path) -> list[str]:
+    """Move the run that is there, if any, into a folder of its own; the folders of all that were set aside."""
+    if not (path / MANIFEST).exists():
+        return []
+    before = read_json(path / MANIFEST)
+    known = before.get(SUPERSEDED) if isinstance(before, dict) else None
+    aside = [str(f) for f in known] if isinstance(known, list) else []
+    number = 1
+    while (path / SUPERSEDED / str(number)).exists():
+        number += 1
+    folder = path / SUPERSEDED / str(number)
+    try:
+        folder.mkdir(parents=True)
+        for name in ("units", "handles", "figures", "report.html", RESULTS, COUPLINGS, MANIFEST):  # the manifest last
+            if (path / name).exists():
+                os.replace(path / name, folder / name)
+    except OSError as e:
+        raise PlotError(f"Cannot set the run in {path} aside: {e.strerror or e}.") from e
+    return [*aside, folder.relative_to(path).as_posix()]
+
+
+def _continued(path: Path, config: Json, versions: Mapping[str, str]) -> Json | None:
+    """The manifest found in the directory with what is asked for now; None where there is none."""
+    if not (path / MANIFEST).exists():
+        return None
+    manifest = _read_manifest(path)
+    found = {k: v for k, v in manifest["config"].items() if k not in GROWING}
+    asked = {k: v for k, v in plain(config).items() if k not in GROWING}
+    if found != asked:
+        differ = sorted(k for k in found.keys() | asked.keys() if found.get(k) != asked.get(k))
+        said = "; ".join(f"{k}: {found.get(k)!r} there, {asked.get(k)!r} asked" for k in differ)
+        raise PlotError(f"{path} holds another run ({said}). {REMEDY}")
+    old = manifest.get("versions", {})
+    if old != dict(versions):
+        differ = sorted(k for k in old.keys() | versions.keys() if old.get(k) != versions.get(k))
+        said = "; ".join(f"{k}: {old.get(k)} there, {versions.get(k)} here" for k in differ)
+        raise PlotError(f"{path} holds a run of other versions ({said}). {REMEDY}")
+    for key in GROWING:
+        had = manifest["config"].get(key, [])
+        config = {**config, key: [*had, *(x for x in config.get(key, []) if x not in had)]}
+    return {**manifest, "config": config}
+
+
+def _read_manifest(path: Path) -> Json:
+    manifest = read_json(path / MANIFEST)
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("format") != FORMAT
+        or not isinstance(manifest.get("config"), dict)
+        or not all(isinstance(manifest["config"].get(k, []), list) for k in GROWING)
+        or not all(isinstance(manifest.get(k, []), list) for k in ("commands", "notes"))
+        or not all(isinstance(manifest.get(k, {}), dict) for k in ("subjects", "versions"))
+    ):
+        raise PlotError(f"{path / MANIFEST} is not the manifest of a plot-ot run ({FORMAT!r}).")
+    return manifest
+
+
 def _refuse_foreign(path: Path) -> None:
     """Refuse to work in a directory with files of others; what a run leaves that dies at once is not one."""
     try:
         others = path.exists() and (
             not path.is_dir() or any(p.name != LOCK and not p.name.startswith(WRITING) for p in path.iterdir())
         )
-        if others and not (path / "manifest.json").exists():
+        if others and not (path / MANIFEST).exists():
             raise PlotError(f"{path} exists and is not a plot-ot run directory. Choose another --out.")
     except OSError as e:
         raise PlotError(f"Cannot read {path}: {e.strerror or e}. Choose a directory of yours with --out.") from e
@@ -285,13 +330,3 @@ def _sweep(path: Path) -> None:
         with contextlib.suppress(OSError):
             if ours or file.stat().st_mtime < time.time() - 3600:
                 file.unlink()
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
-
-
-def _safe(name: str) -> str:
-    """A name as part of a file name: distinct names stay distinct, and none leaves its directory."""
-    kept = "".join(c if (c.isascii() and c.isalnum()) or c in "-_" else "_" for c in name[:60])
-    return kept if kept == name else f"{kept}-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:8]}"

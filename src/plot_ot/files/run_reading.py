@@ -1,4 +1,4 @@
-"""A run directory as a reader finds it: everything that can be read of it, and what is wrong with the rest.
+"""The one reader of run directories: everything that can be read of a run, and what is wrong with the rest.
 
 A run may be going on, interrupted, or damaged. Entries that lack what every such entry has are left out and counted.
 """
@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import Json, RunDirectory, read_json
+from plot_ot.files.run_layout import COUPLINGS, MANIFEST, RESULTS, handle_path, unit_path
+from plot_ot.files.safe_reading import read_json, said_of
+from plot_ot.files.unit_files import (
+    OF,
+    Damaged,
+    check_handles,
+    check_place,
+    config_digest,
+    differences,
+    parse_unit,
+    unit_digests,
+    units_in,
+)
+from plot_ot.files.writing import Json
 
 NUMBER = (int, float)
 KEY = {"seed": int, "method": str}
@@ -73,9 +86,53 @@ class Reading:
         return self.path.resolve().name
 
     @property
-    def directory(self) -> RunDirectory:
-        """Where its handles are."""
-        return RunDirectory(self.path, self.manifest)
+    def methods(self) -> list[str]:
+        """The methods that made handles."""
+        return self.distinct("method", "selection")
+
+    @property
+    def variables(self) -> list[str]:
+        """The variables that handles were made for."""
+        return self.distinct("variable", "selection")
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of which there are handles, in rising order."""
+        return sorted(self.distinct("seed", "selection"))
+
+    @property
+    def gaps(self) -> dict[str, list[int]]:
+        """Methods that lack seeds which others have, and which: means over different seeds cannot be compared."""
+        had: dict[str, set[int]] = {}
+        for r in self.results["records"]:
+            had.setdefault(r["method"], set()).add(r["seed"])
+        every = {s for seeds in had.values() for s in seeds}
+        return {m: sorted(every - seeds) for m, seeds in had.items() if every - seeds}
+
+    @property
+    def gaps_sentence(self) -> str:
+        """What is missing of the grid of seeds and methods; empty where it is complete."""
+        if not self.gaps:
+            return ""
+        lacking = "; ".join(f"{m} lacks seed {', '.join(map(str, seeds))}" for m, seeds in self.gaps.items())
+        return f"Not every method was run on every seed ({lacking}): such rows cannot be compared."
+
+    def handle_path(self, seed: int, method: str, variable: str) -> Path:
+        """The file of a handle, whether or not it is there."""
+        return handle_path(self.path, seed, method, variable)
+
+    def handle_paths(self, seed: int, method: str) -> dict[str, Path]:
+        """A method's handle files, by variable: for every variable, or none."""
+        paths = {v: self.handle_path(seed, method, v) for v in self.variables}
+        return paths if all(path.exists() for path in paths.values()) else {}
+
+    def unit_of(self, seed: int, name: str) -> Json:
+        """The network, the data and the settings that a unit says it is of; nothing where there is no such unit."""
+        try:
+            of = parse_unit(unit_path(self.path, seed, name))[OF]
+        except Damaged:
+            return {}
+        return {k: of[k] for k in ("subject", "banks", "settings") if k in of}
 
     def rows(self, name: str, **fields: object) -> list[Json]:
         """The entries of a list with the given values."""
@@ -91,24 +148,24 @@ def read_run(path: Path) -> Reading:
     path = Path(path)
     if not path.is_dir():
         raise PlotError(f"There is no run directory at {path}.")
-    units = sorted(path.glob("units/seed-*/*.json"))
-    if not units and not any((path / name).exists() for name in ("manifest.json", "results.json")):
+    units = list(units_in(path))
+    if not units and not any((path / name).exists() for name in (MANIFEST, RESULTS)):
         raise PlotError(f"{path} is not a plot-ot run directory: it has no manifest.json, results.json or units.")
     problems: list[str] = []
-    manifest = _read(path / "manifest.json", dict, problems, "what was run, and with which versions, is not known")
-    compiled = path / "results.json"
-    found: Json
-    couplings: list[Json]
-    fresh = compiled.exists() and all(u.stat().st_mtime <= compiled.stat().st_mtime for u in units)
-    if not compiled.exists() and not units:
-        found, couplings = {name: [] for name in NEEDED}, []
+    manifest = _read(path / MANIFEST, dict, problems, "what was run, and with which versions, is not known")
+    found: Json = {name: [] for name in NEEDED}
+    couplings: list[Json] = []
+    fresh = False
+    if (path / RESULTS).exists():
+        compiled = _read(path / RESULTS, dict, problems, "no number can be shown" if not units else "units are read")
+        fresh = bool(compiled) and (not units or compiled.get("units") == unit_digests(path))
+        if fresh:
+            found, couplings = compiled, _read(path / COUPLINGS, list, problems, "couplings are not shown")
+    elif not units:
         problems.append("No unit of work is finished yet.")
-    elif fresh or not units:
-        found = _read(compiled, dict, problems, "no number can be shown")
-        couplings = _read(path / "couplings.json", list, problems, "couplings are not shown")
-        fresh = bool(found)
     if not fresh and units:
-        found, couplings = _gather(units, manifest, problems)
+        found, couplings = _gather(path, manifest, problems)
+    _notice_handles(path, problems)
     results = {"task": found.get("task")} | {name: _sound(name, found.get(name), problems) for name in SHAPES}
     whole = [c for c in couplings if _has(c, COUPLING) and _is_plan(c)]
     if len(whole) < len(couplings):
@@ -121,7 +178,7 @@ def _read(path: Path, kind: type, problems: list[str], loss: str) -> Any:
     try:
         value = read_json(path)
     except PlotError as e:
-        wrong = "is missing" if not path.exists() else f"cannot be read ({str(e).partition('(')[2].partition(')')[0]})"
+        wrong = "is missing" if not path.exists() else f"cannot be read ({said_of(e.__cause__ or e, path)})"
         problems.append(f"{path.name} {wrong}: {loss}.")
         return kind()
     if not isinstance(value, kind):
@@ -130,25 +187,47 @@ def _read(path: Path, kind: type, problems: list[str], loss: str) -> Any:
     return value
 
 
-def _gather(units: list[Path], manifest: Json, problems: list[str]) -> tuple[Json, list[Json]]:
+def _gather(run: Path, manifest: Json, problems: list[str]) -> tuple[Json, list[Json]]:
     """The lists of all finished units, methods in the order they were asked for."""
     config = manifest.get("config")
-    asked = config.get("methods") if isinstance(config, dict) else None
+    config = config if isinstance(config, dict) else {}
+    asked = config.get("methods")
     rank = {str(name): k for k, name in enumerate(asked if isinstance(asked, list) else [])}
-    found: Json = {"task": config.get("task") if isinstance(config, dict) else None}
+    own = {"config": config_digest(config), "versions": manifest.get("versions", {})} if manifest else {}
+    found: Json = {"task": config.get("task")}
+    units: list[tuple[int, int, str, Json]] = []
+    for seed, path in units_in(run):
+        try:
+            unit = parse_unit(path)
+            check_place(path, seed, unit)
+            if said := differences(unit[OF], own):
+                raise Damaged(f"it is of {said}")
+        except Damaged as e:
+            problems.append(f"{path.relative_to(run).as_posix()} is left out: {e}.")
+            continue
+        units.append((seed, rank.get(unit[OF]["unit"], -1), unit[OF]["unit"], unit))
     couplings: list[Json] = []
-
-    def order(path: Path) -> tuple[int, int, str]:
-        seed = path.parent.name.removeprefix("seed-")
-        return int(seed) if seed.isdigit() else 0, rank.get(path.stem, -1), path.stem
-
-    for path in sorted(units, key=order):
-        unit = _read(path, dict, problems, "this unit is left out")
-        for name in SHAPES:
-            rows = unit.get(name)
-            found.setdefault(name, []).extend(rows if isinstance(rows, list) else [])
-        couplings += unit["couplings"] if isinstance(unit.get("couplings"), list) else []
+    first: dict[int, Json] = {}
+    for seed, _, name, unit in sorted(units, key=lambda u: u[:3]):
+        known = first.setdefault(seed, unit[OF]) if "subject" in unit[OF] else unit[OF]
+        if said := differences(unit[OF], {k: known.get(k) for k in ("subject", "banks")}):
+            problems.append(f"{name} of seed {seed} is left out: it is of {said}.")
+            continue
+        for kind in SHAPES:
+            found.setdefault(kind, []).extend(unit.get(kind, []))
+        couplings += unit.get("couplings", [])
     return found, couplings
+
+
+def _notice_handles(run: Path, problems: list[str]) -> None:
+    """Say which handles are missing or damaged."""
+    for seed, path in units_in(run):
+        try:
+            check_handles(run, seed, parse_unit(path))
+        except Damaged as e:
+            said = f"{path.relative_to(run).as_posix()}: {e}"
+            if "handle" in said:
+                problems.append(f"{said}. Run its method again to make it anew.")
 
 
 def _sound(name: str, rows: object, problems: list[str]) -> list[Json]:

@@ -237,6 +237,13 @@ def read_at(file: int, into: memoryview, offset: int) -> None:
         done += got
 
 
+def said_of(e: BaseException, path: Path) -> str:
+    """What is wrong with a file, without the folders it is in."""
+    said = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or type(e).__name__
+    said = said.replace(os.fspath(path), path.name)
+    return said if len(said) <= 200 else f"{said[:200]} ..."
+
+
 def _short(e: BaseException) -> str:
     said = str(e) or type(e).__name__
     return said if len(said) <= 200 else f"{said[:200]} ..."

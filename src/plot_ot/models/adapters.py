@@ -17,8 +17,8 @@ from safetensors.torch import save
 from torch import nn
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import Json, read_json, write_atomically, write_json
-from plot_ot.files.safe_reading import UNREADABLE, read_tensors, refuse_strange_files
+from plot_ot.files.safe_reading import UNREADABLE, read_json, read_tensors, refuse_strange_files
+from plot_ot.files.writing import Json, write_atomically, write_json
 
 ADAPTER_FORMAT = "plot-ot adapter 1"
 RECORD = "planted.json"

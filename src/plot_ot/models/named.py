@@ -30,7 +30,8 @@ from safetensors.torch import save_file
 
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.locks import Lock
-from plot_ot.files.run_directory import Json, read_json, write_json
+from plot_ot.files.safe_reading import parse_json, read_json
+from plot_ot.files.writing import Json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
 from plot_ot.models.loading import load_model
 from plot_ot.subjects.decoder.architecture import transformers_library
@@ -301,6 +302,16 @@ class LanguageModel:
         """A model that is already loaded; it is frozen, and its tokenizer pads on the left from now on."""
         model, tokenizer = load_model(model, tokenizer=tokenizer)
         return cls(getattr(model.config, "name_or_path", "") or type(model).__name__, model, tokenizer)
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """A digest of how text becomes tokens."""
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        told = parse_json(fast.to_str()) if fast is not None else sorted(self.tokenizer.get_vocab().items())
+        if isinstance(told, dict):  # how the last batch was padded is no part of it
+            told = {k: v for k, v in told.items() if k not in ("padding", "truncation")}
+        more = getattr(self.tokenizer, "chat_template", None), str(self.tokenizer.special_tokens_map)
+        return hashlib.sha256(repr((told, more)).encode("utf-8", "replace")).hexdigest()[:16]
 
     @property
     def bos(self) -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plot_ot.files.run_directory import Json
+from plot_ot.files.privacy import shared_path
 from plot_ot.files.run_reading import Reading
+from plot_ot.files.writing import Json
 from plot_ot.report import sections, summary
 from plot_ot.report.payload import method_summary
 from plot_ot.report.published import published
@@ -22,7 +23,12 @@ def compare(readings: Sequence[Reading]) -> Json:
         "differences": differences(readings),
         "methods": _methods(readings),
         "verdicts": _verdicts(readings),
-        "problems": [f"{label}: {p}" for r, label in zip(readings, labels, strict=True) for p in r.problems],
+        "problems": [
+            f"{label}: {p}"
+            for r, label in zip(readings, labels, strict=True)
+            for p in (*r.problems, r.gaps_sentence)
+            if p
+        ],
         "data": {
             "name": "comparison",
             "runs": [
@@ -42,7 +48,7 @@ def run_labels(readings: Sequence[Reading]) -> list[str]:
     names = [r.name for r in readings]
     parents = [f"{r.path.resolve().parent.name}/{r.name}" for r in readings]
     labels = [n if names.count(n) == 1 else p for n, p in zip(names, parents, strict=True)]
-    return [x if labels.count(x) == 1 else str(r.path) for x, r in zip(labels, readings, strict=True)]
+    return [x if labels.count(x) == 1 else shared_path(str(r.path)) for x, r in zip(labels, readings, strict=True)]
 
 
 def _run(reading: Reading, label: str) -> Json:

@@ -10,39 +10,41 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plot_ot.files.run_directory import Json, RunDirectory
+from plot_ot.files.run_layout import refuse_links
+from plot_ot.files.run_reading import Reading
+from plot_ot.files.writing import Json
 from plot_ot.report import style
+from plot_ot.report.figure_data import about, column, mean_spread, published_for, published_points
 from plot_ot.report.flags import kinds_of
 from plot_ot.report.handle_figure import draw_handles
 from plot_ot.report.published import Point
-from plot_ot.report.run_data import RunData, mean_spread, numbers
 from plot_ot.report.tables import CONTROLS, average_by_seed, mean_sd
 
-__all__ = ["RunData", "draw_figures", "draw_handles"]
+__all__ = ["draw_figures", "draw_handles"]
 
 
-def draw_figures(run: RunDirectory) -> None:
+def draw_figures(data: Reading) -> None:
     """Write all figures of the run to its `figures` directory, as PNG and PDF.
 
     A figure whose numbers are not in the run is left out.
     """
-    data = RunData.read(run)
+    refuse_links(data.path)
     with style.look():
         for draw in FIGURES:
-            style.publish(draw(data), run.path / "figures" / draw.__name__.removeprefix("draw_"))
+            style.publish(draw(data), data.path / "figures" / draw.__name__.removeprefix("draw_"))
 
 
 # -- accuracy against runtime ---------------------------------------------------------------------------------
 
 
-def draw_summary(data: RunData) -> Figure | None:
+def draw_summary(data: Reading) -> Figure | None:
     """Accuracy against seconds of every method, numbered, beside a table with the paper's own numbers."""
     found = {m: list(average_by_seed(data.results, m).values()) for m in data.methods}
-    spent = {m: numbers(data.rows("runtimes", method=m), "seconds") for m in data.methods}
+    spent = {m: column(data.rows("runtimes", method=m), "seconds") for m in data.methods}
     shown = [m for m in data.methods if found[m] and spent[m]]
     if not shown:
         return None
-    points = data.published.points if data.published else ()
+    points = published_points(data)
     paper = {shown.index(p.method): p for p in points if p.method in shown}
     ours = [(*mean_spread(spent[m]), *mean_spread(found[m])) for m in shown]
     theirs = [(p.seconds, p.seconds_sd, p.accuracy, p.accuracy_sd) for p in paper.values()]
@@ -73,7 +75,7 @@ def draw_summary(data: RunData) -> Figure | None:
     entries.sort(key=lambda entry: entry[1].startswith(CONTROLS))
     over.legend(*zip(*entries, strict=True), loc="outside upper left", ncols=5, columnspacing=1.2)
     style.ruled_table(under.add_subplot(), head, lines)
-    style.caption(under, data.about(), _published(data, bool(paper)))
+    style.caption(under, about(data), _published(data, bool(paper)))
     return figure
 
 
@@ -84,14 +86,15 @@ def _spelled(point: Point | None) -> list[str]:
     return [f"{point.accuracy:.3f} ± {point.accuracy_sd:.3f}", f"{point.seconds:g} ± {point.seconds_sd:g}"]
 
 
-def _published(data: RunData, shown: bool) -> str:
+def _published(data: Reading, shown: bool) -> str:
     """Where the paper's numbers come from."""
-    if not shown or data.published is None:
+    paper = published_for(data)
+    if not shown or paper is None:
         return ""
-    return f"Published: the paper's numbers ({data.published.setting}) on {data.published.machine}."
+    return f"Published: the paper's numbers ({paper.setting}) on {paper.machine}."
 
 
-def _control_lines(data: RunData, line: Callable[..., object]) -> None:
+def _control_lines(data: Reading, line: Callable[..., object]) -> None:
     """What doing nothing and copying the source reach."""
     for control, dashes in zip(CONTROLS, ("--", (0, (1, 1.2))), strict=True):
         for value in [fmean(x) for x in [average_by_seed(data.results, control).values()] if x]:
@@ -101,13 +104,13 @@ def _control_lines(data: RunData, line: Callable[..., object]) -> None:
 # -- runtime --------------------------------------------------------------------------------------------------
 
 
-def draw_runtime(data: RunData) -> Figure | None:
+def draw_runtime(data: Reading) -> Figure | None:
     """Seconds per method: by part on a linear axis, and in total beside the published ones on a logarithmic axis."""
     rows = {m: data.rows("runtimes", method=m) for m in data.methods}
-    rows = {m: r for m, r in rows.items() if numbers(r, "seconds")}
+    rows = {m: r for m, r in rows.items() if column(r, "seconds")}
     if not rows:
         return None
-    totals = [mean_spread(numbers(r, "seconds")) for r in rows.values()]
+    totals = [mean_spread(column(r, "seconds")) for r in rows.values()]
     figure = style.new_figure(style.PAGE, 1.15 + 0.24 * len(rows))
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
     style.stack(left, _parts(rows, np.array(totals)[:, 0]))
@@ -116,7 +119,7 @@ def draw_runtime(data: RunData) -> Figure | None:
     left.set_xlim(0, 1.25 * max(mean + spread for mean, spread in totals))
     left.set_xlabel("seconds, by part")
     right.plot([mean for mean, _ in totals], range(len(rows)), "o", color=style.BLUE, ms=4, label="this run")
-    published = {p.method: p.seconds for p in data.published.points} if data.published else {}
+    published = {p.method: p.seconds for p in published_points(data)}
     points = [(published[m], y) for y, m in enumerate(rows) if m in published]
     if points:
         right.plot(*np.array(points).T, **style.PAPER, label="published, other machine")
@@ -131,7 +134,7 @@ def draw_runtime(data: RunData) -> Figure | None:
     entries = [pair for ax in (left, right) for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
     figure.legend(*zip(*entries, strict=True), loc="outside upper left", ncols=5, columnspacing=1.2)
     style.caption(
-        figure, data.about(), "Each method is charged what it costs alone and cold.", _published(data, bool(points))
+        figure, about(data), "Each method is charged what it costs alone and cold.", _published(data, bool(points))
     )
     return figure
 
@@ -140,7 +143,7 @@ def _parts(rows: Mapping[str, Sequence[Json]], totals: np.ndarray) -> dict[str, 
     """Mean seconds of every part in every row; parts below 1 % of all rows are gathered into one."""
     split = {m: [x.get("parts") or {"total": x["seconds"]} for x in r] for m, r in rows.items()}
     names = list(dict.fromkeys(p for r in split.values() for x in r for p in x))
-    means = {p: np.array([fmean(numbers(r, p) or [0.0]) for r in split.values()]) for p in names}
+    means = {p: np.array([fmean(column(r, p) or [0.0]) for r in split.values()]) for p in names}
     small = [p for p in names if (means[p] < 0.01 * totals).all()]
     rest = [p for p in small if means[p].any()]
     shown = {p: means[p] for p in names if p not in small}
@@ -150,15 +153,15 @@ def _parts(rows: Mapping[str, Sequence[Json]], totals: np.ndarray) -> dict[str, 
 # -- the strength of the regularisation -----------------------------------------------------------------------
 
 
-def draw_epsilon(data: RunData) -> Figure | None:
+def draw_epsilon(data: Reading) -> Figure | None:
     """Accuracy against ε; hollow where a coupling saturates, crossed where one did not converge."""
-    rows = [r for r in data.rows("sweeps", parameter="epsilon") if numbers([r], "value") and numbers([r], "accuracy")]
+    rows = [r for r in data.rows("sweeps", parameter="epsilon") if column([r], "value") and column([r], "accuracy")]
     values = sorted({float(r["value"]) for r in rows})
     if len(values) < 2:
         return None
     at = [[r for r in rows if float(r["value"]) == e] for e in values]
-    mean, spread = np.array([mean_spread(numbers(r, "accuracy")) for r in at]).T
-    calibration = np.array([mean_spread(numbers(r, "calibration"))[0] for r in at])
+    mean, spread = np.array([mean_spread(column(r, "accuracy")) for r in at]).T
+    calibration = np.array([mean_spread(column(r, "calibration"))[0] for r in at])
     marks = [style.mark([kind for r in some for kind in kinds_of(r)]) for some in at]
     figure = style.new_figure(style.COLUMN, 2.6)
     ax = figure.subplots()
@@ -176,14 +179,14 @@ def draw_epsilon(data: RunData) -> Figure | None:
     ax.set_xlabel(f"ε (cost scale: {next((c['scale'] for c in data.couplings if c.get('scale')), 'none')})")
     ax.set_ylabel("average exact accuracy")
     figure.legend(loc="outside upper left", ncols=2, columnspacing=1.2)
-    style.caption(figure, data.about())
+    style.caption(figure, about(data))
     return figure
 
 
 # -- sizes, layers, accuracy ----------------------------------------------------------------------------------
 
 
-def draw_sizes(data: RunData) -> Figure | None:
+def draw_sizes(data: Reading) -> Figure | None:
     """How many directions the handles touch, per method and variable."""
     if not data.methods:
         return None
@@ -191,7 +194,7 @@ def draw_sizes(data: RunData) -> Figure | None:
     ax = figure.subplots()
     thick = 0.76 / len(data.variables)
     for k, v in enumerate(data.variables):
-        sizes = [mean_spread(numbers(data.rows("selection", method=m, variable=v), "size")) for m in data.methods]
+        sizes = [mean_spread(column(data.rows("selection", method=m, variable=v), "size")) for m in data.methods]
         rows = np.arange(len(data.methods)) + (k - (len(data.variables) - 1) / 2) * thick
         ax.barh(rows, [s for s, _ in sizes], 0.9 * thick, color=style.CYCLE[k % len(style.CYCLE)], label=v)
         for y, (mean, spread) in zip(rows, sizes, strict=True):
@@ -200,11 +203,11 @@ def draw_sizes(data: RunData) -> Figure | None:
     ax.set_xlim(0, 1.08 * ax.get_xlim()[1])
     ax.set_xlabel("directions with a nonzero gain")
     style.legend_above(ax)
-    style.caption(figure, data.about())
+    style.caption(figure, about(data))
     return figure
 
 
-def draw_layers(data: RunData) -> Figure | None:
+def draw_layers(data: Reading) -> Figure | None:
     """The best calibration score each method reached at each place; what was chosen most often is outlined."""
     chosen = [s for s in data.results["selection"] if set(s["chosen"].get("by_support") or ()) - {"all"}]
     methods = list(dict.fromkeys(s["method"] for s in chosen))
@@ -219,7 +222,7 @@ def draw_layers(data: RunData) -> Figure | None:
     axes = figure.subplots(1, len(data.variables), squeeze=False, sharey=True)[0]
     for ax, v in zip(axes, data.variables, strict=True):
         rows = [[s["chosen"] for s in chosen if (s["method"], s["variable"]) == (m, v)] for m in methods]
-        scores = [[mean_spread(numbers([c["by_support"] for c in r], p)) for p in supports] for r in rows]
+        scores = [[mean_spread(column([c["by_support"] for c in r], p)) for p in supports] for r in rows]
         taken = [Counter(c.get("support") for c in r) for r in rows]
         outlined = [[k for k, p in enumerate(supports) if t[p] and t[p] == max(t.values())] for t in taken]
         mesh = style.score_cells(ax, np.array(scores), outlined, low, inches / len(supports))
@@ -231,11 +234,11 @@ def draw_layers(data: RunData) -> Figure | None:
         figure.colorbar(mesh, ax=axes, fraction=0.02, pad=0.015).outline.set_visible(False)
     over_all = " (all: over all places)" if "all" in supports else ""
     said = f"Best calibration score within each place{over_all}; outlined: chosen most often."
-    style.caption(figure, said, data.about() if inches / len(supports) > 0.4 else data.about(""))
+    style.caption(figure, said, about(data) if inches / len(supports) > 0.4 else about(data, ""))
     return figure
 
 
-def draw_accuracy(data: RunData) -> Figure | None:
+def draw_accuracy(data: Reading) -> Figure | None:
     """Average exact accuracy per method beside the controls: on the whole range, and the best ones close up."""
     averages = {m: list(average_by_seed(data.results, m).values()) for m in data.methods}
     averages = {m: values for m, values in averages.items() if values}
@@ -259,14 +262,14 @@ def draw_accuracy(data: RunData) -> Figure | None:
         axes[1].text(1.02, y, mean_sd(values), transform=axes[1].get_yaxis_transform(), va="center", fontsize=7)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=6, columnspacing=1.2)
     single = "" if len(data.seeds) > 1 else "Whiskers: 95 % intervals, averaged over the test banks."
-    style.caption(figure, data.about(), single, _published(data, shown))
+    style.caption(figure, about(data), single, _published(data, shown))
     return figure
 
 
-def _mark_published(data: RunData, ax: Axes, methods: Sequence[str]) -> bool:
+def _mark_published(data: Reading, ax: Axes, methods: Sequence[str]) -> bool:
     """The paper's accuracies within the axis, if it has any."""
     low, high = ax.get_xlim()
-    points = data.published.points if data.published else ()
+    points = published_points(data)
     marks = [(p.accuracy, methods.index(p.method)) for p in points if p.method in methods]
     inside = [(x, y) for x, y in marks if low <= x <= high]
     if inside:
@@ -274,7 +277,7 @@ def _mark_published(data: RunData, ax: Axes, methods: Sequence[str]) -> bool:
     return bool(marks)
 
 
-def _span(data: RunData, method: str, values: Sequence[float]) -> tuple[float, float, float]:
+def _span(data: Reading, method: str, values: Sequence[float]) -> tuple[float, float, float]:
     """Low, mean and high: a standard deviation over seeds or, for one seed, the banks' 95 % bounds averaged."""
     mean, spread = mean_spread(values)
     bounds = [r["interval"] for r in data.rows("records", method=method) if None not in (r.get("interval") or [None])]
@@ -283,5 +286,5 @@ def _span(data: RunData, method: str, values: Sequence[float]) -> tuple[float, f
     return fmean(b[0] for b in bounds), mean, fmean(b[1] for b in bounds)
 
 
-FIGURES: tuple[Callable[[RunData], Figure | None], ...]
+FIGURES: tuple[Callable[[Reading], Figure | None], ...]
 FIGURES = (draw_summary, draw_handles, draw_runtime, draw_epsilon, draw_sizes, draw_layers, draw_accuracy)

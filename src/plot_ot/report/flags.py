@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from plot_ot.files.run_directory import Json
+from plot_ot.files.writing import Json
 from plot_ot.transport import Degeneracy, Flag
 
 KINDS = {kind.value: kind for kind in Degeneracy}

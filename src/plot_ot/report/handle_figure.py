@@ -14,10 +14,11 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
+from plot_ot.files.run_reading import Reading
 from plot_ot.handles import Edit, Handle
 from plot_ot.report import style
+from plot_ot.report.figure_data import column
 from plot_ot.report.flags import kinds_of
-from plot_ot.report.run_data import RunData, numbers
 from plot_ot.report.tables import mean_sd
 
 SIDE_BY_SIDE = 2
@@ -35,7 +36,7 @@ class Shown:
     basis: str = ""
 
 
-def draw_handles(data: RunData) -> Figure | None:
+def draw_handles(data: Reading) -> Figure | None:
     """Handles of one seed over places x directions: the first seed that has most of the methods to show."""
     wanted = shown_methods(data)
     saved = {s: [w for w in wanted if data.handle_paths(s, w.method)] for s in data.seeds}
@@ -53,7 +54,7 @@ def draw_handles(data: RunData) -> Figure | None:
     return figure
 
 
-def shown_methods(data: RunData) -> list[Shown]:
+def shown_methods(data: Reading) -> list[Shown]:
     """The first transport method of every basis, the first of other closed forms, the first and the last DAS method.
 
     Only DAS methods with the first one's kind of frame count; where variables stand side by side, only the first.
@@ -74,7 +75,7 @@ def shown_methods(data: RunData) -> list[Shown]:
     return [*found["PLOT"], *found["other"], *das[:1], *(das[1:][-1:] if len(data.variables) > SIDE_BY_SIDE else ())]
 
 
-def _frame_kind(data: RunData, method: str) -> str:
+def _frame_kind(data: Reading, method: str) -> str:
     """The kind of frame that a method's handles have, if it has saved any: of those that are not the identity."""
     for seed in data.seeds:
         kinds = [e.frame.kind for p in data.handle_paths(seed, method).values() for e in Handle.load(p).edits]
@@ -93,7 +94,7 @@ def _said(seed: int, handles: Mapping[Shown, Mapping[str, Handle]], draw: Callab
     return said
 
 
-def _flags(data: RunData, seed: int, methods: Sequence[str]) -> str:
+def _flags(data: Reading, seed: int, methods: Sequence[str]) -> str:
     """What is doubtful about the methods' couplings."""
     own = [c for c in data.couplings if c["seed"] == seed and c["method"] in methods]
     said = "; ".join(dict.fromkeys(str(kind) for c in own for kind in kinds_of(c)))
@@ -104,7 +105,7 @@ def _flags(data: RunData, seed: int, methods: Sequence[str]) -> str:
 
 
 def _side_by_side(
-    data: RunData, seed: int, handles: Mapping[Shown, Mapping[str, Handle]]
+    data: Reading, seed: int, handles: Mapping[Shown, Mapping[str, Handle]]
 ) -> tuple[Figure, style.Drawing]:
     """Panels under each other, columns are variables; under them the seed's numbers."""
     places = places_in(data)
@@ -128,7 +129,7 @@ def _side_by_side(
 
 
 def _plot_panels(
-    data: RunData, seed: int, method: str, handles: Mapping[str, Handle], places: Sequence[str]
+    data: Reading, seed: int, method: str, handles: Mapping[str, Handle], places: Sequence[str]
 ) -> list[style.Panel]:
     before = {v: _mass(data, seed, method, h, places) for v, h in handles.items()}
     settings = {v: _setting(h) for v, h in handles.items()}
@@ -150,14 +151,14 @@ def _das_panels(method: str, handles: Mapping[str, Handle], places: Sequence[str
     ]
 
 
-def _seed_line(data: RunData, seed: int, method: str, handles: Mapping[str, Handle]) -> list[str]:
+def _seed_line(data: Reading, seed: int, method: str, handles: Mapping[str, Handle]) -> list[str]:
     """A method's row of the single-seed table; one line of settings per variable."""
     own = data.rows("records", seed=seed, method=method)
-    scores = [numbers([r for r in own if r["variable"] == v], "accuracy") for v in handles]
-    seconds = numbers(data.rows("runtimes", seed=seed, method=method), "seconds")
+    scores = [column([r for r in own if r["variable"] == v], "accuracy") for v in handles]
+    seconds = column(data.rows("runtimes", seed=seed, method=method), "seconds")
     chosen = {v: ", ".join(x for x in (_epsilon(h), _setting(h)) if x) for v, h in handles.items()}
     settings = [f"{v}: {chosen[v]} in {', '.join(h.places)}" for v, h in handles.items()]
-    cells = [mean_sd([fmean(x)] if x else []) for x in [*scores, numbers(own, "accuracy")]]
+    cells = [mean_sd([fmean(x)] if x else []) for x in [*scores, column(own, "accuracy")]]
     return [method, *cells, mean_sd(seconds, 2), "\n".join(settings)]
 
 
@@ -165,14 +166,14 @@ def _seed_line(data: RunData, seed: int, method: str, handles: Mapping[str, Hand
 
 
 def _by_variable(
-    data: RunData, seed: int, handles: Mapping[Shown, Mapping[str, Handle]]
+    data: Reading, seed: int, handles: Mapping[Shown, Mapping[str, Handle]]
 ) -> tuple[Figure, style.Drawing]:
     """A column per method, rows are variables; every cell says its setting and its test accuracy."""
     places = places_in(data)
     panels = []
     for w, own in handles.items():
         settings = {v: _setting(h) for v, h in own.items()}
-        scores = {v: numbers(data.rows("records", seed=seed, method=w.method, variable=v), "accuracy") for v in own}
+        scores = {v: column(data.rows("records", seed=seed, method=w.method, variable=v), "accuracy") for v in own}
         accuracy = {v: f"{fmean(x):.3f}" if x else "" for v, x in scores.items()}
         if w.group == "PLOT":
             grids = _gains(own, places)
@@ -201,14 +202,14 @@ def _written(
 # -- handles as grids -----------------------------------------------------------------------------------------
 
 
-def places_in(data: RunData) -> list[str]:
+def places_in(data: Reading) -> list[str]:
     """Every place that the couplings and searches looked at, in forward order."""
     known = _known_places(data)
     sites = [_site(name, known)[0] for c in data.couplings for name in c["sites"]]
     return list(dict.fromkeys([*sites, *known]))
 
 
-def _known_places(data: RunData) -> list[str]:
+def _known_places(data: Reading) -> list[str]:
     """The places that handles edit and searches name."""
     chosen = data.results["selection"]
     searched = [p for s in chosen for p in s["chosen"].get("by_support", ()) if p != "all"]
@@ -246,7 +247,7 @@ def _gains(handles: Mapping[str, Handle], places: Sequence[str]) -> dict[str, np
     return {v: _grid(h, places, lambda e: e.gains.double().abs().numpy(), np.nan) for v, h in handles.items()}
 
 
-def _mass(data: RunData, seed: int, method: str, handle: Handle, places: Sequence[str]) -> np.ndarray:
+def _mass(data: Reading, seed: int, method: str, handle: Handle, places: Sequence[str]) -> np.ndarray:
     """The handle's row of the coupling it was made from; overlapping sites add up; blank where there is no site."""
     grid = _grid(handle, places, lambda e: np.zeros(0)) * np.nan
     keys = {"seed": seed, "method": method, **{k: handle.chosen.get(k) for k in ("epsilon", "beta")}}

@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import Json, to_json, write_atomically
 from plot_ot.files.run_reading import SHAPES, UNEXPECTED, Reading, read_run
+from plot_ot.files.writing import Json, to_json, write_atomically
 from plot_ot.judging.status import Status
 from plot_ot.report import flags, sections, summary
 from plot_ot.report.comparison import compare
@@ -87,7 +87,7 @@ def run_page(reading: Reading) -> str:
         "left_out": data.get("left_out") or [],
         "complete": reading.compiled,
         "units": reading.units,
-        "problems": reading.problems,
+        "problems": [*reading.problems, *filter(None, [reading.gaps_sentence])],
         "figure_links": sections.figure_links,
         "lists": [name for name, rows in (data.get("results") or {}).items() if isinstance(rows, list) and rows],
     }

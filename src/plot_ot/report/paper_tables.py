@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.files.writing import Json
 from plot_ot.report.payload import setting
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
 
@@ -93,6 +93,16 @@ def _accuracies(reading: Reading, digits: int, **where: object) -> Cell:
     return number([r["accuracy"] for r in reading.rows("records", **where)], digits)
 
 
+def _name(readings: Sequence[Reading], method: str) -> str:
+    """A method's name in the paper; with how many seeds it has, where others have more."""
+    named = NAMES.get(method, method)
+    for r in readings:
+        if method in r.gaps:
+            every = len(r.distinct("seed", "records"))
+            return f"{named} ({every - len(r.gaps[method])} of {every} seeds)"
+    return named
+
+
 def _seeds(reading: Reading) -> str:
     n = len(reading.distinct("seed", "records"))
     return f"{n} seed{'s' if n != 1 else ''}"
@@ -113,13 +123,13 @@ def _heq(readings: Sequence[Reading], every: bool) -> list[PaperTable]:
         rows += [("Avg. exact", *averages), ("Runtime (s)", *(_seconds(r, m) for m in methods))]
         inputs = f", {r.config['sampler']} banks" if r.config.get("sampler") else ""
         caption = f"HEQ comparison over {_seeds(r)}{inputs}. Values are mean ± standard deviation."
-        found.append(PaperTable(caption, ("Metric", *(_heq_name(m) for m in methods)), tuple(rows)))
+        found.append(PaperTable(caption, ("Metric", *(_heq_name(r, m) for m in methods)), tuple(rows)))
         found.append(_heq_seed(r, methods))
     return found
 
 
-def _heq_name(method: str) -> str:
-    return "DAS" if method == "das" else NAMES.get(method, method)
+def _heq_name(reading: Reading, method: str) -> str:
+    return "DAS" if method == "das" and not reading.gaps else _name([reading], method)
 
 
 def _heq_seed(reading: Reading, methods: Sequence[str]) -> PaperTable:
@@ -139,7 +149,7 @@ def _heq_seed(reading: Reading, methods: Sequence[str]) -> PaperTable:
             for s in reading.rows("selection", seed=seed, method=m)
         ]
         cells = (*by_variable, number([average] if average is not None else [], 4), number(seconds, 2))
-        rows.append((_heq_name(m), *cells, "; ".join(settings)))
+        rows.append((_heq_name(reading, m), *cells, "; ".join(settings)))
     head = ("Method", *variables, "Average", "Runtime (s)", "Best setting")
     return PaperTable(f"Seed {seed}: accuracies, runtime and what calibration chose.", head, tuple(rows))
 
@@ -161,7 +171,7 @@ def _addition(readings: Sequence[Reading], every: bool) -> list[PaperTable]:
         cells: list[Cell] = []
         for r in readings:
             cells += [number(list(average_by_seed(r.results, m).values()), 3), _seconds(r, m)]
-        rows.append((NAMES.get(m, m), *cells))
+        rows.append((_name(readings, m), *cells))
     groups = (("", 1), *((f"d = {r.config.get('width', '?')}", 2) for r in readings))
     head = ("Method", *(("Accuracy", "Runtime (s)") * len(readings)))
     highest = tuple(k % 2 == 1 for k in range(1, len(head)))
@@ -183,7 +193,7 @@ def _mcqa(readings: Sequence[Reading], every: bool) -> list[PaperTable]:
         for m in methods:
             scores = [_accuracies(r, 4, method=m, variable=v, bank="sensitivity") for v in variables]
             where = [_layer_and_size(r, m, v) for v in variables]
-            rows.append((NAMES.get(m, m), *scores, _sensitive_average(r, m), _seconds(r, m), *where))
+            rows.append((_name([r], m), *scores, _sensitive_average(r, m), _seconds(r, m), *where))
         head = ("Method", *variables, "Avg.", "Runtime (s)", *(f"{v} layer/dim" for v in variables))
         highest = (*(True for _ in variables), True, False)
         model = f" of {r.config['model']}" if r.config.get("model") else ""
@@ -250,7 +260,7 @@ def _plain(readings: Sequence[Reading], every: bool) -> list[PaperTable]:
         for m in methods_of(r, every):
             scores = [_accuracies(r, 3, method=m, variable=v, bank=b) for v, b in banks]
             rows.append(
-                (NAMES.get(m, m), *scores, number(list(average_by_seed(r.results, m).values()), 3), _seconds(r, m))
+                (_name([r], m), *scores, number(list(average_by_seed(r.results, m).values()), 3), _seconds(r, m))
             )
         head = ("Method", *(f"{v} {b}" for v, b in banks), "Avg. exact", "Runtime (s)")
         highest = (*(True for _ in banks), True, False)
@@ -304,6 +314,8 @@ def _tex_cell(cell: Cell) -> str:
     return f"$\\mathbf{{{text}}}$" if cell.best else f"${text}$"
 
 
+FORMULA = ("=", "+", "-", "@")
+"""What the cells begin with that spreadsheets compute."""
 TEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$"}
 TEX |= {c: f"\\{c}" for c in "&%$#{}"} | {"ε": "$\\varepsilon$", "λ": "$\\lambda$", "β": "$\\beta$"}
 
@@ -341,13 +353,21 @@ def _csv(table: PaperTable) -> str:
     spread = [any(isinstance(r[k], Number) and r[k].sd is not None for r in table.rows) for k in range(len(heads))]  # type: ignore[union-attr]
     file = io.StringIO()
     out = csv.writer(file, lineterminator="\n")
+    heads = [_cell_text(h) for h in heads]
     out.writerow([x for h, s in zip(heads, spread, strict=True) for x in ([h, f"{h} sd"] if s else [h])])
     for row in table.rows:
         line: list[object] = []
         for c, s in zip(row, spread, strict=True):
-            line += [c.mean if isinstance(c, Number) else c, *([c.sd if isinstance(c, Number) else ""] if s else [])]
+            spreads = [c.sd if isinstance(c, Number) else ""] if s else []
+            line += [c.mean if isinstance(c, Number) else _cell_text(c), *spreads]
         out.writerow(line)
     return file.getvalue()
+
+
+def _cell_text(text: str) -> str:
+    """Text on one line that no spreadsheet takes for a formula; a lone dash is none."""
+    line = re.sub(r"\s", " ", text)
+    return f"'{line}" if line.lstrip()[:1] in FORMULA and line != "-" else line
 
 
 FORMATS: dict[str, Callable[[PaperTable], str]] = {"latex": _latex, "markdown": _markdown, "csv": _csv}

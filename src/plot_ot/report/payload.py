@@ -12,8 +12,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import Json, to_json
 from plot_ot.files.run_reading import UNEXPECTED, Reading, numbers
+from plot_ot.files.writing import Json, to_json
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging.profile import Profile
 from plot_ot.report.flags import flags_of, kinds_of
@@ -289,7 +289,7 @@ def _surfaces(reading: Reading, seed: int) -> Json:
 
 def _edits(reading: Reading, selection: Json) -> list[Json]:
     """Gains in the handle's own basis, and how much each neuron takes part; nothing where its file is not there."""
-    path = reading.directory.handle_path(selection["seed"], selection["method"], selection["variable"])
+    path = reading.handle_path(selection["seed"], selection["method"], selection["variable"])
     if not path.exists():
         return []
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.files.writing import Json
 from plot_ot.judging.status import Status
 from plot_ot.report.summary import STATUSES, kind_of
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
@@ -239,20 +239,18 @@ def verdicts(reading: Reading) -> Json:
 def provenance(reading: Reading) -> Json:
     """What was run, with what, and which files it left."""
     m = reading.manifest
-    commands = m.get("commands")
     inside = ("manifest.json", "results.json", "couplings.json")
     kept = [name for name in inside if (reading.path / name).exists()]
     figures = sorted(p.relative_to(reading.path).as_posix() for p in reading.path.glob("figures/*") if p.is_file())
     handles = sum(1 for _ in reading.path.glob("handles/*/*.safetensors"))
     return {
-        "commands": [str(c) for c in commands] if isinstance(commands, list) else [],
         "started": m.get("started"),
         "finished": m.get("finished"),
         "versions": _table(m.get("versions")),
         "machine": _table(m.get("machine")),
         "config": _table(reading.config),
         "seeds": reading.distinct("seed", "records"),
-        "directory": str(reading.path.resolve()),
+        "directory": reading.name,
         "files": kept,
         "figures": figures,
         "handles": handles,

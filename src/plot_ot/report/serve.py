@@ -7,6 +7,7 @@ request becomes part of a path.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from threading import Lock
 from urllib.parse import quote, urlsplit
 
 from plot_ot.errors import PlotError
-from plot_ot.files.run_directory import Json, to_json
+from plot_ot.files.locks import is_held
 from plot_ot.files.run_reading import Reading, read_run
+from plot_ot.files.safe_reading import read_bytes
+from plot_ot.files.unit_files import units_in
+from plot_ot.files.writing import Json, to_json
 from plot_ot.report import summary
 from plot_ot.report.page import index_page, run_page
 from plot_ot.report.tables import average_by_seed
@@ -30,6 +34,14 @@ DEPTH = 3
 QUIET = 900.0
 """Seconds without a finished unit after which an unfinished run counts as stopped."""
 KINDS = {".png": "image/png", ".pdf": "application/pdf", ".svg": "image/svg+xml"}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; sandbox"
+"""Of everything but our own pages, which carry their own: it may show itself, and run, load or reach nothing."""
+PAGE_POLICY = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
+"""Of our own pages, beside the policy in them."""
+PATIENCE = 30.0
+"""Seconds that a request may take to arrive."""
+MOST_FIGURE = 64 << 20
+"""Bytes of the largest figure that is served."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ class Shelf:
             kept = {}
             for path in _run_paths(self.folder):
                 relative = path.relative_to(self.folder).as_posix()
-                key = quote("here" if relative == "." else relative, safe="")
+                key = quote("here" if relative == "." else relative, safe="", errors="surrogatepass")
                 stamp = _stamp(path)
                 old = self._found.get(key)
                 kept[key] = old if old and old.stamp == stamp else Found(path, stamp, _row(path, key))
@@ -70,21 +82,50 @@ def _run_paths(folder: Path) -> Iterator[Path]:
     """Folders with a manifest, not looking inside runs."""
 
     def walk(path: Path, depth: int) -> Iterator[Path]:
-        if (path / "manifest.json").is_file():
+        if _is_file(path / "manifest.json"):
             yield path
         elif depth:
-            for child in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
+            for child in _folders(path):
                 yield from walk(child, depth - 1)
 
     yield from walk(folder, DEPTH)
 
 
+def _folders(path: Path) -> list[Path]:
+    """The folders in a folder: no links, nothing hidden, and nothing of what cannot be read."""
+    try:
+        return sorted(Path(e.path) for e in os.scandir(path) if not e.name.startswith(".") and _is_folder(e))
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file() and not path.is_symlink()
+    except OSError:
+        return False
+
+
 def _stamp(path: Path) -> tuple[float, ...]:
-    """What changes when a run does: its files' times, and those of its finished units."""
+    """What changes when a run does: its files' times and sizes, and those of its finished units."""
     own = [path / "manifest.json", path / "results.json", path / "couplings.json"]
-    times = [p.stat().st_mtime if p.exists() else 0.0 for p in own]
-    units = [u.stat().st_mtime for u in path.glob("units/seed-*/*.json")]
-    return (*times, float(len(units)), max(units, default=0.0))
+    units = [u for _, u in units_in(path)]
+    return tuple(x for p in (*own, *units) for x in _time_and_size(p))
+
+
+def _time_and_size(path: Path) -> tuple[float, float]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0.0, 0.0
+    return found.st_mtime, float(found.st_size)
 
 
 def _row(path: Path, key: str) -> Json:
@@ -93,8 +134,8 @@ def _row(path: Path, key: str) -> Json:
         reading = read_run(path)
         best = summary.best_method(reading)
         values = list(average_by_seed(reading.results, best).values()) if best else []
-    except (PlotError, KeyError, TypeError, ValueError) as e:
-        return _line(path, key) | {"problem": str(e)}
+    except Exception as e:  # whatever is wrong with one run, the others are shown
+        return _line(path, key) | {"problem": str(e) if isinstance(e, PlotError) else f"{type(e).__name__}: {e}"}
     return _line(path, key) | {
         "task": reading.results.get("task") or reading.config.get("task"),
         "model": str(reading.config.get("model") or ", ".join(reading.distinct("subject", "records")) or ""),
@@ -131,8 +172,10 @@ def _expected(reading: Reading) -> int:
 def _state(found: Found) -> str:
     if found.row["finished"]:
         return "finished"
-    newest = max(found.stamp[0], found.stamp[-1])
-    return "going on" if time.time() - newest < QUIET else "stopped"
+    held = is_held(found.path)
+    if held is None:  # this system cannot tell: go by when it last wrote something
+        held = time.time() - max(found.stamp[::2]) < QUIET
+    return "going on" if held else "stopped"
 
 
 class Server(ThreadingHTTPServer):
@@ -157,6 +200,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD: the index, its rows, a run's page, and the figures beside it."""
 
     server: Server
+    timeout = PATIENCE
     server_version = "plot-ot"
     sys_version = ""
 
@@ -168,27 +212,43 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path).path.split("/")[1:]
         runs = self.server.shelf.runs()
         if parts == [""]:
-            return self._send(HTTPStatus.OK, "text/html", index_page([f.row for f in runs.values()]).encode())
+            return self._send(
+                HTTPStatus.OK, "text/html", index_page([f.row for f in runs.values()]).encode("utf-8", "replace")
+            )
         if parts == ["runs.json"]:
-            return self._send(HTTPStatus.OK, "application/json", to_json([f.row for f in runs.values()]).encode())
+            return self._send(
+                HTTPStatus.OK, "application/json", to_json([f.row for f in runs.values()]).encode("utf-8", "replace")
+            )
         if parts[0] == "run" and len(parts) in (3, 4) and parts[1] in runs:
             path = runs[parts[1]].path
             if parts[2:] == [""]:
                 return self._run(path)
             if len(parts) == 4 and parts[2] == "figures":
-                figures = {quote(p.name): p for p in path.glob("figures/*") if p.suffix in KINDS and p.is_file()}
-                if parts[3] in figures:
-                    found = figures[parts[3]]
-                    return self._send(HTTPStatus.OK, KINDS[found.suffix], found.read_bytes())
+                return self._figure(path, parts[3])
         return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"There is no such run or figure.\n")
 
     do_HEAD = do_GET  # noqa: N815
 
+    def _figure(self, run: Path, name: str) -> None:
+        """A figure of a run: an ordinary file in its own folder, never what a link leads to."""
+        folder = run / "figures"
+        try:
+            entries = [] if folder.is_symlink() else list(os.scandir(folder))
+            kept = [Path(e.path) for e in entries if e.is_file(follow_symlinks=False)]
+            figures = {quote(p.name, errors="surrogatepass"): p for p in kept if p.suffix in KINDS}
+            if name in figures:
+                found = figures[name]
+                return self._send(HTTPStatus.OK, KINDS[found.suffix], read_bytes(found, MOST_FIGURE))
+        except (OSError, ValueError):
+            pass
+        return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"There is no such run or figure.\n")
+
     def _run(self, path: Path) -> None:
         try:
             body = run_page(read_run(path)).encode("utf-8", "replace")
-        except PlotError as e:
-            return self._send(HTTPStatus.NOT_FOUND, "text/plain", f"{e}\n".encode())
+        except Exception as e:  # a run as nobody expected it costs its own page only
+            said = str(e) if isinstance(e, PlotError) else f"This run cannot be shown ({type(e).__name__}: {e})."
+            return self._send(HTTPStatus.NOT_FOUND, "text/plain", f"{said}\n".encode("utf-8", "replace"))
         return self._send(HTTPStatus.OK, "text/html", body)
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
@@ -197,6 +257,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", PAGE_POLICY if kind == "text/html" else POLICY)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from plot_ot.files.run_directory import write_atomically
+from plot_ot.files.writing import write_atomically
 from plot_ot.transport import Degeneracy
 
 COLUMN, PAGE = 3.3, 6.75

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.files.writing import Json
 from plot_ot.judging.gates import COMPACT_LOSS, KEEPS
 from plot_ot.judging.status import Status
 from plot_ot.methods import MethodKind

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.files.run_directory import Json
+from plot_ot.files.writing import Json
 from plot_ot.judging.status import Status
 from plot_ot.report.flags import kinds_of
 

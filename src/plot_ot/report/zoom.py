@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from plot_ot.files.run_directory import Json
 from plot_ot.files.run_reading import Reading, numbers
+from plot_ot.files.writing import Json
 from plot_ot.report.flags import kinds_of
 
 MOST_ITEMS = 400

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -101,6 +102,7 @@ class TrainBoundless:
     Every (variable, price, restart) of a place is one variant of a batch.
     """
 
+    learner: ClassVar[bool] = True
     prices: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     """λ: by how much (in units of the loss) a direction must help."""
     widest: int | None = None

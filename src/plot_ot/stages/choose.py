@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import pairwise, product
+from typing import ClassVar
 
 import torch
 
@@ -354,6 +355,7 @@ class Hint:
 class TrainDas:
     """Train rotations at every place open to a variable and keep the best on calibration (ties: smallest k)."""
 
+    learner: ClassVar[bool] = True
     dimensions: tuple[int, ...] | Hint | None = None
     """Subspace sizes; None is every size up to the place's width, a `Hint` follows the handles found so far."""
     spec: DasSpec = field(default_factory=DasSpec)

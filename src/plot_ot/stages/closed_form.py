@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -36,6 +37,7 @@ RULES = ("alone", "siblings", "frontier")
 class ClosedForm:
     """Closed-form handles at the places open to each variable; calibration picks the place, the rule and the form."""
 
+    learner: ClassVar[bool] = True
     ridges: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
     """ρ, in units of the mean variance of a_s - a_b."""
     sizes: tuple[int, ...] = (1, 2, 4)

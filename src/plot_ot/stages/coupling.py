@@ -70,11 +70,11 @@ class Localize:
         all_found = []
         fitted: list[Coupling] = []
         candidates: dict[str, tuple[Candidate, ...]] = dict.fromkeys(problem.variables, ())
-        for places in _groups(problem, state, self.coupling == "place"):
+        for places in open_places(problem, state, self.coupling == "place"):
             for menu in self.menus:
                 with problem.clock.part("signatures"):
                     family = menu(problem.fit, places)
-                    mask = self._mask(problem, state, family)
+                    mask = self.mask(problem, state, family)
                     found = self._measure(problem, family, mask)
                 all_found.append(found)
                 with problem.clock.part("transport"):
@@ -122,7 +122,7 @@ class Localize:
         seen = [bank.families[f] for f in bank.family.unique().tolist()]
         return [found, *(found.weighted(w, bank.families) for w in weightings(bank.families, seen, self.steps))]
 
-    def _mask(self, problem: Problem, state: State, family: SiteFamily) -> Bool[ndarray, "m n"] | None:
+    def mask(self, problem: Problem, state: State, family: SiteFamily) -> Bool[ndarray, "m n"] | None:
         """Which variables may be matched with which sites."""
         if self.coupling != "masked":
             return None
@@ -142,8 +142,13 @@ class LocalizeTokens:
     spec: SignatureSpec = field(default_factory=SignatureSpec)
     depth: int = 6
 
+    @property
+    def menus(self) -> tuple[Menu, ...]:
+        """The sites it couples."""
+        return (tokens,)
+
     def __call__(self, problem: Problem, state: State) -> State:
-        [places] = _groups(problem, state, False)
+        [places] = open_places(problem, state, False)
         by_token: dict[str, list[Place]] = {}
         for p in places:
             by_token.setdefault(p.token, []).append(p)
@@ -252,8 +257,13 @@ class ScoreSites:
     scores: Callable[[Problem, SiteFamily], Float[ndarray, "m n"]]
     menu: Menu = neurons
 
+    @property
+    def menus(self) -> tuple[Menu, ...]:
+        """The sites it ranks."""
+        return (self.menu,)
+
     def __call__(self, problem: Problem, state: State) -> State:
-        [places] = _groups(problem, state, False)
+        [places] = open_places(problem, state, False)
         family = self.menu(problem.fit, places)
         with problem.clock.part("calibration"):
             scores = self.scores(problem, family)
@@ -333,7 +343,7 @@ def at_random(draw: int = 0) -> Callable[[Problem, SiteFamily], Float[ndarray, "
     return scores
 
 
-def _groups(problem: Problem, state: State, per_place: bool) -> list[list[Place]]:
+def open_places(problem: Problem, state: State, per_place: bool) -> list[list[Place]]:
     """The places to couple together: all that are open to some variable, or one at a time."""
     open_to_some = {p for places in state.places.values() for p in places}
     ordered = [p for p in problem.subject.places if p in open_to_some]

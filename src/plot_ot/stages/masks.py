@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -71,6 +72,7 @@ class TrainMask:
     Every (variable, λ, restart) is one variant of a batch. Ties go to the handle with the fewest directions.
     """
 
+    learner: ClassVar[bool] = True
     menu: Menu = neurons
     sparsities: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     """λ: by how much (in units of the loss) a site must help."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -41,6 +42,8 @@ class NewtonHandles:
     whoever is right on more of the fit pairs, then the handle found before (if it leaves states ordinary itself), then
     the larger ρ (the more natural), then the smaller rank.
     """
+
+    learner: ClassVar[bool] = True
 
     weights: tuple[float, ...] = (1.0, 0.1, 1e-2, 1e-3, 1e-4)
     """ρ from large to small: what one standard deviation of unneeded movement costs, in nats. Each begins where the

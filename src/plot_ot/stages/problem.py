@@ -152,7 +152,10 @@ def advance(problem: Problem, state: State, stage: Stage) -> State:
 
 
 class Stage(Protocol):
-    """One step of a method."""
+    """One step of a method.
+
+    A stage that learns from labels says so with a class attribute `learner = True`: random controls leave it out.
+    """
 
     def __call__(self, problem: Problem, state: State) -> State:
         """From what is known to what is found."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from plot_ot.abstract.banks import Splits
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.engine import Recipe
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
-from plot_ot.studies.study import Prepared, Sweep
+from plot_ot.studies.prepared import Prepared, Sweep
 from plot_ot.subjects import Subject
 
 
@@ -60,6 +62,14 @@ class Task(ABC):
     @abstractmethod
     def prepare(self, seed: int, cache: Path) -> Prepared:
         """A network and its banks; raises SeedFailed when this seed cannot be used."""
+
+    def subject_known(self, seed: int, cache: Path) -> Mapping[str, str] | None:
+        """What `prepare` would give as the seed's network (`identity.subject_of`), where that is cheap to tell."""
+        return None
+
+    def network_recipe(self) -> Recipe | None:
+        """How workers elsewhere load its network for themselves; None where networks are small and are sent."""
+        return None
 
     @abstractmethod
     def outline(self, seed: int) -> Outline:

@@ -19,7 +19,7 @@ from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, ScoreSites, brute_force
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
-from plot_ot.studies.study import Prepared
+from plot_ot.studies.prepared import Prepared
 from plot_ot.studies.task import Outline, SeedFailed, Task
 from plot_ot.subjects import GRUNet, GRUSubject
 from plot_ot.tasks import addition_data as data
@@ -151,8 +151,21 @@ class BinaryAddition(Task):
     def random_method(self, draw: int) -> Method:
         return random_sites(draw, SEARCH)
 
+    @property
+    def adder(self) -> data.Adder:
+        """The network and its training."""
+        return data.Adder(self.bits, self.width, self.recipe)
+
+    def subject_known(self, seed: int, cache: Path) -> dict[str, str] | None:
+        if not data.backbone_path(self.adder, seed, cache).exists():
+            return None
+        return {
+            "name": f"gru-{self.width}",
+            "identity": data.load_backbone(self.adder, seed, cache).subject().identity(),
+        }
+
     def prepare(self, seed: int, cache: Path) -> Prepared:
-        backbone = data.load_backbone(data.Adder(self.bits, self.width, self.recipe), seed, cache)
+        backbone = data.load_backbone(self.adder, seed, cache)
         backbone.require_exact()
         splits = data.draw_splits(seed, self.bits, self.split, bases=self.bases)
         rows = torch.cat(

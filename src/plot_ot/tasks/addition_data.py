@@ -19,8 +19,8 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, Splits, distinct_rows
 from plot_ot.abstract.causal_model import CausalModel, Mechanism, same
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_directory import to_json, write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
+from plot_ot.files.writing import require_writable, to_json, write_atomically
 from plot_ot.studies.task import SeedFailed
 from plot_ot.subjects.gru import GRUNet, GRUSubject
 
@@ -199,14 +199,20 @@ def train_backbone(adder: Adder, seed: int) -> Backbone:
     return Backbone(adder, seed, net.requires_grad_(False), kept[0])
 
 
+def backbone_path(adder: Adder, seed: int, cache: Path) -> Path:
+    """The file of a seed's network in the cache."""
+    return cache / f"addition-{adder.bits}bit-d{adder.width}-{adder.recipe}-{seed}.safetensors"
+
+
 def load_backbone(adder: Adder, seed: int, cache: Path) -> Backbone:
     """The backbone of a seed, from the cache or trained now; one thread, so that every machine agrees with itself."""
-    path = cache / f"addition-{adder.bits}bit-d{adder.width}-{adder.recipe}-{seed}.safetensors"
+    path = backbone_path(adder, seed, cache)
     if path.exists():
         backbone = read_backbone(path, adder)
         if backbone.seed != seed:
             raise PlotError(f"The checkpoint {path} is of seed {backbone.seed}, not {seed}. Delete or rename it.")
         return backbone
+    require_writable(cache)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

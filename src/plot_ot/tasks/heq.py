@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from plot_ot.abstract.banks import Bank, Splits, distinct_rows, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_directory import write_atomically
 from plot_ot.files.safe_reading import UNREADABLE, read_tensors
+from plot_ot.files.writing import require_writable, write_atomically
 from plot_ot.methods import Method, MethodKind, layered, natural_das, random_sites
 from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
@@ -24,12 +24,13 @@ from plot_ot.stages.choose import Calibrate, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, ScoreSites, brute_force
 from plot_ot.stages.newton import NewtonHandles
-from plot_ot.studies.study import Prepared, Sweep
+from plot_ot.studies.prepared import Prepared, Sweep
 from plot_ot.studies.task import Outline, SeedFailed, Task
 from plot_ot.subjects import MLPSubject
 from plot_ot.transport import Transport
 
 ENTITIES, EMBEDDING, WIDTH, LAYERS = 100, 4, 16, 3
+NAME = f"mlp-{LAYERS}x{WIDTH}"
 VARIABLES = ("z_WX", "z_YZ")
 CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))
 SAMPLERS = ("uniform", "balanced")
@@ -157,6 +158,7 @@ def load_backbone(seed: int, cache: Path) -> Backbone:
     path = cache / f"heq-{seed}.safetensors"
     if path.exists():
         return _read_backbone(path, seed)
+    require_writable(cache)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -340,7 +342,12 @@ class HierarchicalEquality(Task):
         notes = {"epochs": backbone.epochs, "cell_accuracy": backbone.cell_accuracy, "pass_rates": rates}
         score = "paper" if self.sampler == "uniform" else "balanced"
         subject = backbone.subject()
-        return Prepared(self.name, "mlp-3x16", seed, subject, splits, as_readout("softmax"), score, notes)
+        return Prepared(self.name, NAME, seed, subject, splits, as_readout("softmax"), score, notes)
+
+    def subject_known(self, seed: int, cache: Path) -> dict[str, str] | None:
+        if not (cache / f"heq-{seed}.safetensors").exists():
+            return None
+        return {"name": NAME, "identity": load_backbone(seed, cache).subject().identity()}
 
     def outline(self, seed: int) -> Outline:
         untrained = Backbone(seed, build_net(), torch.rand(ENTITIES, EMBEDDING), 0, (0.0,) * 4)

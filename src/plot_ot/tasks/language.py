@@ -6,9 +6,9 @@ its shortlist of 6 blocks max(1, round(6 L / 26)) at depth L; sizes that fall to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
@@ -18,7 +18,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.engine import Recipe
 from plot_ot.errors import PlotError, unknown
+from plot_ot.files.privacy import shared_path
 from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
@@ -31,7 +33,7 @@ from plot_ot.stages.coupling import Localize, ScoreSites, at_random, attribution
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.prefilter import Prefilter
-from plot_ot.studies.study import Prepared, Spoken, Sweep
+from plot_ot.studies.prepared import Prepared, Sweep, Wording
 from plot_ot.studies.task import Outline, Task
 from plot_ot.subjects.decoder.subject import DecoderSubject, Encode
 from plot_ot.tasks.filling import Filter
@@ -145,7 +147,17 @@ class LanguageTask(Task):
 
     def config(self) -> dict[str, object]:
         mine = [f.name for f in fields(LanguageTask) if f.name not in ("memory", "sizes")]
-        return {"task": self.name, **{name: getattr(self, name) for name in mine}, "sizes": vars(self.sizes)}
+        shared = {"model": shared_path(self.model), "adapter": self.adapter and shared_path(self.adapter)}
+        known = {name: getattr(self, name) for name in mine} | shared
+        return {"task": self.name, **known, "sizes": vars(self.sizes)}
+
+    def sources(self) -> dict[str, str]:
+        """What the study is made from besides the model's weights."""
+        return {"tokenizer": self.language_model.tokenizer_digest}
+
+    def subject_known(self, seed: int, cache: Path) -> dict[str, str]:
+        named = {"name": shared_path(self.language_model.name), "identity": self.subject.identity()}
+        return {**named, **self.sources()}
 
     # -- the model ---------------------------------------------------------------------------------------
 
@@ -192,7 +204,7 @@ class LanguageTask(Task):
         banks = self.draw(seed, self.answers_correctly)
         return Prepared(
             self.name,
-            self.language_model.name,
+            shared_path(self.language_model.name),
             seed,
             self.subject,
             banks.splits,
@@ -200,8 +212,12 @@ class LanguageTask(Task):
             CALIBRATIONS[self.calibration],
             {"pass_rates": banks.pass_rates},
             banks.transfer,
-            Spoken(self.render, self.data.ANSWERS, self.subject.watching(rest=True)),
+            Wording(self.render, self.data.ANSWERS, self.subject.watching(rest=True)),
+            self.sources(),
         )
+
+    def network_recipe(self) -> Recipe:
+        return partial(replica, type(self), {f.name: getattr(self, f.name) for f in fields(self)})
 
     def outline(self, seed: int) -> Outline:
         banks = self.draw(seed, lambda rows: torch.ones(len(rows), dtype=torch.bool))
@@ -365,3 +381,8 @@ class LanguageTask(Task):
         )
         summary = "a random block, random groups of neurons, same search"
         return Method(f"random-{draw}", summary, stages, MethodKind.BASELINE)
+
+
+def replica(task: type[LanguageTask], options: Mapping[str, Any]) -> DecoderSubject:
+    """The network of a language task, loaded where this runs; a directory or file must be found there too."""
+    return task(**options).subject

@@ -3,13 +3,17 @@ right (the pointer), and which letter that is (the token)?"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
 
+from plot_ot.files.privacy import shared_path
+from plot_ot.files.unit_files import digest
 from plot_ot.models.vocabulary import LEXICON, Lexicon
+from plot_ot.studies.identity import tensor_bytes
 from plot_ot.subjects.decoder.subject import Encode
 from plot_ot.tasks import mcqa_data, mcqa_text
 from plot_ot.tasks.filling import Filter
@@ -29,7 +33,13 @@ class MultipleChoice(LanguageTask):
     data: ClassVar[TextData] = mcqa_data
 
     def config(self) -> dict[str, object]:
-        return {**super().config(), "questions": self.questions}
+        return {**super().config(), "questions": self.questions and shared_path(self.questions)}
+
+    def sources(self) -> dict[str, str]:
+        if self.public is None:
+            return super().sources()
+        rows = hashlib.sha256(tensor_bytes(self.public.rows)).hexdigest()
+        return {**super().sources(), "questions": digest([rows, repr(self.lexicon)])}
 
     @cached_property
     def public(self) -> PublicQuestions | None:
