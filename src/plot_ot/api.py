@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -111,6 +112,7 @@ def load_subject(
         return ModuleSubject(model, places, example, **options)
     if isinstance(model, nn.Sequential):
         return MLPSubject(model, **options)
+    start = time.perf_counter()
     bound = {k: options.pop(k) for k in ("layers", "kinds", "memory") if k in options}
     if isinstance(model, nn.Module):
         if tokenizer is None:
@@ -123,6 +125,7 @@ def load_subject(
         loaded = LanguageModel.live(*load_tiny(next(iter(TINY)) if str(model) == "tiny" else str(model)))
     else:
         loaded = resolve(model, adapter, **options)
+    loaded = replace(loaded, loading=time.perf_counter() - start)
     if hypothesis is None:
         if bound:
             raise PlotError(f"{', '.join(bound)}: give these to localize, or give load_subject the hypothesis as well.")
@@ -170,6 +173,7 @@ def localize(
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
     tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
     seed, sources = running.check_seed(seed), {}
+    waited, begun = {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}, time.perf_counter()
     if isinstance(subject, LanguageModel):
         sources["tokenizer"] = subject.tokenizer_digest
         if not isinstance(hypothesis, Hypothesis):
@@ -198,6 +202,7 @@ def localize(
                 splits, said = from_pairs(causal, given, right, generator)
             else:
                 splits, said = from_inputs(causal, given, right, size, generator)
+        waited["filtering"] = time.perf_counter() - begun
         wording = None
         if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
             wording = Wording(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
@@ -217,10 +222,19 @@ def localize(
     notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
-    seconds = unit["runtimes"][0]["seconds"]
+    took = unit["runtimes"][0]
+    waited |= {
+        "recording": study.recording_seconds,
+        "search": took["seconds"] - study.recording_seconds,
+        "controls": took.get("controls", 0.0),
+    }
+    waited["tables"] = time.perf_counter() - begun - sum(s for part, s in waited.items() if part != "loading")
+    took["waited"] = waited
     of = {**unit_of(prepared), "settings": method_digest(chosen)}
     config["identity"] = of["subject"]["identity"]
-    return Result(handles, verdicts, unit["records"], seconds, unit, study.control_unit(), config, of, notes)
+    return Result(
+        handles, verdicts, unit["records"], sum(waited.values()), unit, study.control_unit(), config, of, notes
+    )
 
 
 def run_study(

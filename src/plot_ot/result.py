@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ class Result:
     verdicts: Mapping[str, Verdict]
     records: Sequence[Json]
     seconds: float
+    """All that was waited for; `waited` has its parts."""
     unit: Json
     """All that was measured, as in a run directory."""
     controls: Json
@@ -52,6 +54,13 @@ class Result:
     def method(self) -> str:
         """The name of the method that made the handles."""
         return str(self.unit["runtimes"][0]["method"])
+
+    @property
+    def waited(self) -> Mapping[str, float]:
+        """The seconds of each part: loading, filtering, recording, search, controls, tables; saving adds the report."""
+        runtime = self.unit["runtimes"][0]
+        found: dict[str, float] = runtime.get("waited") or runtime["parts"]
+        return found
 
     def zoom(self, variable: str) -> list[str]:
         """The way to the handle, coarse to fine: its token, its place, and the sites or directions it takes there."""
@@ -85,7 +94,8 @@ class Result:
         lines = [v.sentence for v in self.verdicts.values()]
         lines += [f"  {v}: {' → '.join(self.zoom(v))}" for v in self.handles if len(self.zoom(v)) > 1]
         lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join([*lines, f"  {self.seconds:.1f} s, method {self.method}"])
+        parts = ", ".join(f"{part} {s:.1f}" for part, s in self.waited.items() if s >= 0.05)
+        return "\n".join([*lines, f"  {self.seconds:.1f} s ({parts}), method {self.method}"])
 
     __repr__ = __str__
 
@@ -148,7 +158,8 @@ class Result:
         handles = {s["variable"]: Handle.load(run.handle_path(seed, method, s["variable"])) for s in unit["selection"]}
         verdicts = {v["variable"]: Verdict.from_row(v) for v in unit["verdicts"]}
         notes = [str(n) for n in run.manifest.get("notes", [])]
-        seconds = unit["runtimes"][0]["seconds"]
+        took = unit["runtimes"][0]
+        seconds = sum(took["waited"].values()) if "waited" in took else took["seconds"]
         of = run.unit_of(seed, method)
         return cls(handles, verdicts, unit["records"], seconds, unit, controls, config, of, notes)
 
@@ -158,7 +169,10 @@ class Result:
         A directory with results of another network, other data, settings or versions is refused. The manifest of a
         `private` run keeps nothing about the machine.
         """
-        return write_page([self._write(Path(directory), private)])
+        start = time.perf_counter()
+        report = write_page([self._write(Path(directory), private)])
+        self.unit["runtimes"][0].setdefault("waited", {})["report"] = time.perf_counter() - start
+        return report
 
     def _write(self, directory: Path, private: bool = False) -> Path:
         check_name(self.method)

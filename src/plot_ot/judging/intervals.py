@@ -36,10 +36,9 @@ class Interval:
 
     @classmethod
     def of(cls, value: float, drawn: Float[ndarray, " draws"], bases: int) -> Interval:
-        """The percentile interval of some draws, never narrower than the rule of three allows."""
+        """The percentile interval of some draws."""
         low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
-        unseen = rule_of_three(bases)
-        return cls(value, min(low, value - unseen), max(high, value + unseen), bases)
+        return cls(value, low, high, bases)
 
 
 def rule_of_three(bases: int) -> float:

@@ -296,6 +296,8 @@ class LanguageModel:
     tokenizer: Any
     planted: Json | None = None
     """The record of the adapter that was merged in."""
+    loading: float = 0.0
+    """Seconds that loading took."""
 
     @classmethod
     def live(cls, model: Any, tokenizer: Any) -> LanguageModel:
