@@ -5,6 +5,7 @@ from plot_ot.judging.gates import Answer, Gate
 from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.naturalness import Naturalness
+from plot_ot.judging.profile import Profile
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Opponents, Verdict, judge
 
@@ -17,6 +18,7 @@ __all__ = [
     "Judge",
     "Naturalness",
     "Opponents",
+    "Profile",
     "Status",
     "Verdict",
     "full_patch",

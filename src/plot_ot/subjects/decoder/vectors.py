@@ -78,7 +78,7 @@ class Joined(Mapping[str, Tensor]):
         """The parts, and which of all their rows these are, in which order (default: all, as they come)."""
         self._last: tuple[str, Tensor] | None = None
 
-    def __getitem__(self, name: str) -> Shaped[Tensor, "rows d"]:
+    def __getitem__(self, name: str) -> Shaped[Tensor, "rows ..."]:
         if self._last is None or self._last[0] != name:
             self._last = None
             found = torch.cat([part[name] for part in self.parts])
