@@ -87,10 +87,10 @@ class Rest:
             recording.subject, recording.store, place, rows, base, difference, labels, summed, readout, max(1, batch)
         )
 
-    def _states(self, shift: Float[Tensor, "pairs d"], some: slice) -> Float[Tensor, "pairs d"]:
+    def _states(self, shift: Float[Tensor, "pairs d"], some: slice) -> Float[Tensor, "some d"]:
         return self.base[some] + shift[some].to(self.base)
 
-    def _outputs(self, state: Float[Tensor, "pairs d"], some: slice) -> Float[Tensor, "pairs outputs"]:
+    def _outputs(self, state: Float[Tensor, "some d"], some: slice) -> Float[Tensor, "some ..."]:
         return self.subject.resume(self.store, self.rows[some], self.place, state.unsqueeze(0), {})[0]
 
     def _batches(self) -> list[slice]:
