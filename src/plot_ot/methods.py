@@ -12,7 +12,7 @@ from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages import random_search
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlaces, SelectTokens, TrainDas
+from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlaces, SelectTokens, TrainDas, noting
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
@@ -80,14 +80,21 @@ class Method:
         state = State.start(problem) if places is None else State(places)
         seen: list[State] = []
         best: dict[str, Handle] = {}
-        for stage in self.stages:
+        made: dict[str, tuple[object, int]] = {}
+        for number, stage in enumerate(self.stages):
             last, state = state, advance(problem, state, stage)
-            best |= {v: better(best.get(v), h) for v, h in state.handles.items()}
+            for v, h in state.handles.items():
+                best[v] = better(best.get(v), h)
+                if v not in made or made[v][0] is not best[v].edits:
+                    made[v] = best[v].edits, number
             if state.candidates is last.candidates and seen:
                 seen[-1] = state  # made from the same couplings
             elif state.candidates:
                 seen.append(state)
-        handles = state.handles if self.literal else best  # a stage never gives up what was found before it
+        handles = dict(state.handles) if self.literal else best  # a stage never gives up what was found before it
+        last_stage = len(self.stages) - 1
+        for v, h in handles.items():
+            handles[v] = noting(h, stage=last_stage if self.literal else made[v][1])
         return replace(state, handles=handles, trail=tuple(seen)), clock.parts
 
     def literally(self) -> Method:
@@ -95,10 +102,14 @@ class Method:
         return replace(self, name=f"{self.name}{LITERAL}", summary=f"{self.summary}; last stage counts", literal=True)
 
     def retraced(self, handles: Iterable[Handle]) -> Method:
-        """The method with only those ways of its choices that some of these handles took: the same search again."""
-        taken = [list(h.chosen.get("ways", ())) for h in handles]
+        """The method up to the stage that made the last of these handles, with only the ways they took.
+
+        Stages that came later and changed nothing are left out.
+        """
+        kept = list(handles)
+        taken = [list(h.chosen.get("ways", ())) for h in kept]
         stages: list[Stage] = []
-        for stage in reversed(self.stages):
+        for stage in reversed(self.stages[: 1 + max(h.chosen.get("stage", len(self.stages)) for h in kept)]):
             best = stage.best if isinstance(stage, LookFurther) else stage
             if isinstance(best, Best) and all(taken):
                 stage = best.only({ways.pop() for ways in taken})  # at the handles' places alone

@@ -143,7 +143,7 @@ class Best:
             way = self._best([end.handles[v] for end in ends])
             best = ends[way]
             taken = (*best.handles[v].chosen.get("ways", ()), way)  # a handle that was kept knows its earlier ways
-            handles[v] = _noting(best.handles[v], ways=taken)
+            handles[v] = noting(best.handles[v], ways=taken)
             if v in best.calibrations and best.calibrations[v].handle is best.handles[v]:
                 calibrations[v] = replace(best.calibrations[v], handle=handles[v])
         fitted = [end for end in ends if end.candidates is not state.candidates]
@@ -207,7 +207,7 @@ class LookFurther:
             for v in wanting:
                 if self._score(again, v) > self._score(found, v) + 1e-9:
                     found = _with_variable(found, again, v)
-        handles = {v: _noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
+        handles = {v: noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
         same = {v: c for v, c in found.calibrations.items() if c.handle is found.handles[v]}
         kept = {v: replace(c, handle=handles[v]) for v, c in same.items()}
         return replace(found, handles=handles, calibrations=kept)
@@ -247,7 +247,7 @@ def _with_variable(state: State, other: State, variable: str) -> State:
     )
 
 
-def _noting(handle: Handle, **facts: object) -> Handle:
+def noting(handle: Handle, **facts: object) -> Handle:
     """The handle with more said about how it was chosen."""
     return replace(handle, chosen={**handle.chosen, **facts})
 

@@ -113,7 +113,7 @@ def surface_rows(key: Json, state: State) -> list[Json]:
             "strength": c.handle.chosen["strength"],
         }
         for v, c in state.calibrations.items()
-        if state.handles[v] is c.handle
+        if state.handles[v].edits is c.handle.edits  # not one that was found elsewhere
     ]
 
 
