@@ -102,7 +102,7 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "Left out: texts (what a message says is for people to judge), the arguments of refusals, docstrings, "
         "annotations, `zip(strict=)` and devices (there is one here). "
         "mutmut does not reach constants of modules and classes, properties, and functions under another decorator "
-        "(here `measure_signatures` and `_exact`, under `torch.no_grad`). Where fewer mutants were tried than there are, "
+        "(here `measure_signatures` and `_exact`, under `torch.no_grad`). Where fewer were tried than there are, "
         "they are a seeded sample of all, with Wilson's 95 % interval; survivors among them are listed with a reason.",
         "",
         *markdown(["module", "mutants", "tried", "killed", "share", "survivors", "tests"], rows),
