@@ -68,8 +68,10 @@ class PairTable:
         columns = {n: pick(getattr(self, n)) for n in ("base", "source", "family", "split", "where")}
         return replace(self, **columns)
 
-    def rows(self, model: Hypothesis | CausalModel) -> tuple[Int[Tensor, "pairs inputs"], Int[Tensor, "pairs inputs"]]:
-        """Base and source as rows of the model's inputs."""
+    def rows(
+        self, model: Hypothesis | CausalModel
+    ) -> tuple[Int[Tensor, "pairs inputs"], Int[Tensor, "sources inputs"]]:
+        """Base and source as rows of the model's inputs; a table of prompts alone has no sources."""
         base, source = (
             _rows(model, side, [f"{w}, {name}" if self.source else w for w in self.where])
             for name, side in (("base", self.base), ("source", self.source))
