@@ -46,7 +46,7 @@ from plot_ot.tasks import TASKS
 Places = Mapping[str, str] | Sequence[str]
 """Names of submodules (or variables) to look at, or what to call each: name."""
 METHODS = ("plot", "plot-das", "plot-layered", "das")
-OTHER_STEPS = 4
+OTHER_STEPS = 5
 """Steps besides the stages of a method: the network's answers, recording, tests, random handles."""
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
+from rich.text import Text
 
 from plot_ot.cli.common import First, Methods, budget, console
 from plot_ot.errors import PlotError, unknown
@@ -232,11 +233,8 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     console.print(sizes)
     console.print(RANGE, highlight=False)
     for name in sorted({s for p in plans for s in p.not_counted}):
-        console.print(
-            f"[bold red]Not counted: {name}.[/] It does not tell what it computes (`forecast`): its methods take more "
-            f"than this plan says.",
-            highlight=False,
-        )
+        loud = Text(f"Not counted: {name}.", style="bold red")
+        console.print(loud + " It does not tell what it computes (`forecast`): its methods take more than planned.")
 
 
 def _machine_words(machine: Machine) -> str:

@@ -184,12 +184,14 @@ class _Outputs:
         """The derivatives of all features at these states, one after the other."""
         like = self.recording.store.activations[self.place.name]
         rows, size = self.recording.base_rows, max(1, self.recording.subject.responses_per_batch // 4)
+        if not self.recording.subject.differentiable:  # a network of jumps: only swaps can tell
+            return torch.zeros_like(states)
         found = []
         for some, at in zip(states.split(size), rows.split(size), strict=True):
             with torch.enable_grad():
                 a = some.to(like).detach().requires_grad_(True)
                 outputs = self._run(a, at)
-                if not outputs.requires_grad:  # a network of jumps: only swaps can tell
+                if not outputs.requires_grad:  # nothing after this place has a gradient
                     found.append(torch.zeros_like(some))
                     continue
                 for f in range(outputs.shape[1]):

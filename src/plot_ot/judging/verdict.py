@@ -51,11 +51,7 @@ class Verdict:
 
     def as_row(self) -> dict[str, Any]:
         """The verdict as plain values, for a file."""
-        return asdict(self) | {
-            "status": str(self.status),
-            "gates": [asdict(gate) | {"answer": str(gate.answer)} for gate in self.gates],
-            "notes": list(self.notes),
-        }
+        return {**asdict(self), "gates": [asdict(gate) for gate in self.gates], "notes": list(self.notes)}
 
     @property
     def accuracy(self) -> float | None:

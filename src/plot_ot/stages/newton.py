@@ -76,6 +76,8 @@ class NewtonHandles:
             raise PlotError(f"The ρ of NewtonHandles must fall, each starts from the last; found {self.weights}.")
 
     def __call__(self, problem: Problem, state: State) -> State:
+        if not problem.subject.differentiable:
+            return state
         handles = dict(state.handles)
         for v in problem.variables:
             with problem.clock.part("calibration"):

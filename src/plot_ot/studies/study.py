@@ -60,6 +60,7 @@ class Study:
     def run(self, method: Method, random_method: Callable[[int], Method]) -> tuple[Json, dict[str, Handle]]:
         """Run a method, test its handles once, judge them."""
         state, parts = method.run(self.problem)
+        announce("tests")
         start = time.perf_counter()
         right = {key: correct(r, state.handles[key[0]], self.problem.readout) for key, r in self.tests.items()}
         parts["test"] += time.perf_counter() - start

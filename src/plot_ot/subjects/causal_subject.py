@@ -36,6 +36,8 @@ class CausalSubject(Subject):
 
     cache = 2 << 20  # columns of a batch go through many small steps
 
+    differentiable = False
+
     def __init__(
         self,
         causal: CausalModel,

@@ -130,6 +130,8 @@ class Subject(ABC):
     def weights(self) -> Mapping[str, Tensor]:
         """The tensors that make this network what it is."""
 
+    differentiable: bool = True
+    """Whether gradients flow through a resumed pass; methods that need them pass over a network without."""
     memory: int = 512 << 20
     """Bytes that the activations of one resumed batch may take."""
     cache: int | None = None

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from plot_ot.abstract.prompts import encode
-from plot_ot.errors import PlotError
 from plot_ot.methods import Method
+from plot_ot.models.loading import guarded
 from plot_ot.models.named import LanguageModel, model_directory
 from plot_ot.models.tiny import TINY, describe_tiny
 from plot_ot.planner import Inputs, Scene, Shape, Unloaded, approximate_tokens, shape_by_name
@@ -72,9 +72,6 @@ def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
     tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
     if tiny or not (folder / "tokenizer.json").is_file():
         return lambda rows: approximate_tokens(task.render(rows), first=0 if tiny else 1)
-    try:
-        tokenizer = transformers_library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError) as e:
-        raise PlotError(f"The tokenizer in {folder} cannot be read ({e}).") from e
+    tokenizer = guarded(transformers_library().AutoTokenizer.from_pretrained, "tokenizer", str(folder))
     bos = LanguageModel(task.model, None, tokenizer).bos
     return lambda rows: encode(task.render(rows), tokenizer, bos=bos)[1].sum(dim=1)
