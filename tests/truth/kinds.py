@@ -235,7 +235,7 @@ def gate_pair(seed: int) -> Known:
     place = f"s{at}"
     truths = {v: Truth(HERE, {place: w.plane(place, v)}) for v in "ab"}
     handles = {v: w.swap(subject, v, place, [(v, v)]) for v in "ab"}
-    return Known("gate", seed, subject, causal, ROWS, truths, handles)
+    return Known("gate", seed, subject, causal, ROWS, truths, handles, size=1000)
 
 
 def _some_bystanders(w: Wiring, k: int) -> dict[str, Slot]:
