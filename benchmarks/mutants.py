@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import markdown
-from plot_ot.files.run_directory import write_atomically
+from plot_ot.files.writing import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRATCH = ROOT / "build" / "mutants"

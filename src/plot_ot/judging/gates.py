@@ -155,7 +155,7 @@ def _more(x: Interval, bound: float) -> float:
     """
     distance = abs(x.value - bound)
     width = x.value - x.low if x.value > bound else x.high - x.value
-    if distance == 0:
+    if distance < 1e-9:  # at the bound, but for rounding
         return math.inf
     by_rule = math.isclose(width, rule_of_three(x.bases), rel_tol=1e-6)
     ratio = width / distance
