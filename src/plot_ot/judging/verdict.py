@@ -260,9 +260,10 @@ def _sentence(
             f"{variable}: undecided with these pairs ({where}): {'; '.join(x.sentence for x in open_gates)}. "
             f"{_wanted(g.deciding(open_gates))} {also}"
         )
-    reasons = "; ".join(gate.sentence for gate in table if gate.fails) or "; ".join(
-        gate.sentence for gate in table if not gate.holds
-    )
+    broken = [gate for gate in table if gate.fails]
+    if all(gate.name == "works" for gate in broken):  # it would be there in part, were no control in doubt
+        broken = [gate for gate in table if not gate.holds]
+    reasons = "; ".join(gate.sentence for gate in broken)
     name = "decodable here, not used here" if status is Status.DECODABLE else "not localized here"
     return f"{variable}: {name} ({where}): {reasons}. {also}"
 
