@@ -34,10 +34,8 @@ TESTS = {
     "signatures/effects.py": ["test_signatures.py", "test_approximate.py"],
 }
 JUDGING = sorted(p.stem for p in (ROOT / "src" / "plot_ot" / "judging").glob("[!_]*.py"))
-TESTS |= {
-    f"judging/{name}.py": [f"test_{n}.py" for n in JUDGING if (ROOT / "tests" / f"test_{n}.py").exists()]
-    for name in JUDGING
-}
+FILES = sorted(p.name for name in JUDGING for p in (ROOT / "tests").glob(f"test_{name}*.py"))
+TESTS |= {f"judging/{name}.py": FILES for name in JUDGING}
 CONFIG = """
 [tool.pytest.ini_options]
 addopts = "-q --strict-markers -m 'not long'"

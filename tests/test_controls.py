@@ -62,6 +62,7 @@ def test_random_subspaces_are_orthonormal_of_the_handles_size_and_all_different(
             assert edit.frame.read is not None
             assert torch.allclose(edit.frame.read.T @ edit.frame.read, torch.eye(size), atol=1e-5)
             assert torch.equal(edit.gains, torch.ones(size))
+            assert edit.frame.kind == "random"
     for k, one in enumerate(drawn):
         for other in drawn[:k]:
             overlap = one.edits[0].frame.read.T @ other.edits[0].frame.read
@@ -154,6 +155,7 @@ def test_how_far_one_score_is_ahead_of_another_of_other_pairs():
     ahead = mine.ahead_of(other)
     assert ahead.value == pytest.approx(0.5)
     assert ahead.bases == 30
+    assert mine.ahead_of(other) == ahead  # the same draws every time
     # although both come from one stream of draws, their errors are taken as independent: √2 · 1.96 · 0.1 to each side
     assert ahead.high - ahead.low == pytest.approx(2 * 1.96 * 0.1 * 2**0.5, rel=0.1)
     assert other.ahead_of(mine).value == pytest.approx(-0.5)
