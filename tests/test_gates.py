@@ -77,7 +77,7 @@ def test_a_random_handle_that_may_be_ahead_says_how_many_more_inputs_would_decid
     ("low", "high", "answer"), [(0.8, 1.0, HOLDS), (0.799, 1.0, OPEN), (0.1, 0.8, OPEN), (0.1, 0.799, FAILS)]
 )
 def test_a_handle_works_at_eighty_percent(low, high, answer):
-    gate = g.works(share(low, high), 100)
+    gate = g.works(share(low, high), 100, 100)
     assert gate.answer is answer
     assert (gate.name, gate.value, gate.low, gate.high, gate.bound) == ("works", (low + high) / 2, low, high, 0.8)
     said = f"right on {gate.value:.3f} [{low:.3f}, {high:.3f}] of the discriminating pairs"
@@ -86,13 +86,18 @@ def test_a_handle_works_at_eighty_percent(low, high, answer):
 
 
 def test_a_handle_that_works_on_few_base_inputs_is_open():
-    assert g.works(share(0.9, 1.0), 20).holds
-    few = g.works(share(0.9, 1.0), 19)
+    assert g.works(share(0.9, 1.0), 20, 20).holds
+    few = g.works(share(0.9, 1.0), 19, 40)
     assert few.answer is OPEN
     assert (few.name, few.value, few.low, few.high, few.bound) == ("works", 0.95, 0.9, 1.0, 0.8)
     assert "only 19 base inputs" in few.sentence
     assert few.more == pytest.approx(20 / 19)
-    assert g.works(share(0.1, 0.3), 5).fails
+    # ten inputs in each of two families are ten inputs
+    shared = g.works(share(0.9, 1.0), 20, 10)
+    assert shared.answer is OPEN
+    assert "only 10 base inputs (20 are needed)" in shared.sentence
+    assert shared.more == pytest.approx(2.0)
+    assert g.works(share(0.1, 0.3), 5, 5).fails
 
 
 @pytest.mark.parametrize(
@@ -238,7 +243,7 @@ RANK = {FAILS: 0, OPEN: 1, HOLDS: 2}
 GATES = {
     "beats": lambda x: g.beats("x", x),
     "none better": lambda x: g.none_better(5, x),
-    "works": lambda x: g.works(Accuracy(x.value, 100, x.low, x.high), x.bases),
+    "works": lambda x: g.works(Accuracy(x.value, 100, x.low, x.high), x.bases, x.bases),
     "rest": lambda x: g.leaves_the_rest_alone(Accuracy(x.value, 100, x.low, x.high), x.bases),
     "reads": lambda x: g.reads_what_is_used(x, 1, 2),
     "compact": lambda x: g.compact(1, 2, x, x),

@@ -53,9 +53,10 @@ def test_the_interval_of_a_share_lies_around_it_within_zero_and_one_and_is_never
     bank = bank_of([b for b, _, _ in pairs], [f for _, f, _ in pairs])
     right = torch.tensor([v for _, _, v in pairs])
     boot = Bootstrap(bank)
-    bases = len({b for b, _, _ in pairs})
+    behind = [len({b for b, _, _ in pairs}), boot.balanced_bases]
+    behind += [len({b for b, f, _ in pairs if f == k}) for k in sorted({f for _, f, _ in pairs})]
     found = [boot.accuracy(right), boot.accuracy(right, balanced=True), *boot.by_family(right).values()]
-    for accuracy in found:
+    for accuracy, bases in zip(found, behind, strict=True):
         assert 0 <= accuracy.low <= accuracy.value + 1e-6
         assert accuracy.value - 1e-6 <= accuracy.high <= 1
         assert accuracy.low <= 1 - min(1, 3 / bases) + 1e-9
@@ -98,7 +99,12 @@ def test_plain_and_familywise_shares_are_those_of_a_loop():
 def test_the_ends_of_an_interval_are_the_outer_fortieths_of_a_thousand_draws():
     assert (DRAWS, LOW, HIGH) == (1000, 0.025, 0.975)
     found = Interval.of(0.5, np.linspace(0, 1, 1001), 10_000)
-    assert (found.low, found.high, found.value, found.bases) == (pytest.approx(0.025), pytest.approx(0.975), 0.5, 10_000)
+    assert (found.low, found.high, found.value, found.bases) == (
+        pytest.approx(0.025),
+        pytest.approx(0.975),
+        0.5,
+        10_000,
+    )
     boot = Bootstrap(bank_of(list(range(60)), [0] * 60))
     drawn = boot.balanced(np.arange(60) % 2 + 0.0)[1]
     assert len(drawn) == 1000

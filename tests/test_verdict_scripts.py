@@ -77,6 +77,7 @@ def test_everything_met_is_placed_and_compact_and_every_gate_is_in_the_table(ben
         ({"handle": 0.95, "patch": 1.0, "elsewhere": 0.0}, PLACED, None),
         ({"handle": 0.998, "patch": 1.0, "elsewhere": 0.0}, COMPACT, None),
         ({"subspace": 1.0}, PLACED, None),
+        ({"handle": 0.9, "subspace": 0.86}, COMPACT, None),  # pair by pair, not on average
         ({"size": 4}, PLACED, None),
         ({"size": 3}, COMPACT, None),
     ],
@@ -120,7 +121,9 @@ def test_families_count_equally_however_many_pairs_they_have(bench):
     rare = (bank.family == small).nonzero().squeeze(1)[:120]
     common = (bank.family != small).nonzero().squeeze(1)[:1100]
     skewed = replace(bench, sensitivity=bench.sensitivity.select(torch.cat([common, rare]).sort().values))
-    share = float(one_family(skewed.sensitivity.bank.select(skewed.sensitivity.bank.discriminating("left"))).double().mean())
+    share = float(
+        one_family(skewed.sensitivity.bank.select(skewed.sensitivity.bank.discriminating("left"))).double().mean()
+    )
     assert share > 0.8
     verdict = skewed.verdict(handle=one_family)
     assert verdict.evidence["handle"] == pytest.approx(0.5)
@@ -150,18 +153,24 @@ def test_fewer_than_ten_pairs_that_tell_from_the_source_leave_it_undecided(bench
         assert verdict.evidence == {"discriminating": bench.sensitivity.bank.select(some).power("left").discriminating}
 
 
-def test_placed_needs_twenty_base_inputs(bench):
+@pytest.mark.parametrize("count", [19, 20])
+def test_placed_needs_twenty_different_base_inputs(bench, count):
+    """Each of so many base inputs has pairs of both families: counted once they are 19 or 20."""
     bank = bench.sensitivity.bank
-    counts = bank.discriminating("left").nonzero().squeeze(1)
-    [kind, *_] = bank.family[counts].unique().tolist()
-    counts = counts[bank.family[counts] == kind]
-    bases = list(dict.fromkeys(bank.base_groups()[counts].tolist()))[:19]
-    few = counts[torch.isin(bank.base_groups()[counts], torch.tensor(bases))]
-    others = (~bank.discriminating("left")).nonzero().squeeze(1)
-    verdict = replace(bench, sensitivity=bench.sensitivity.select(torch.cat([few, others]))).verdict()
-    assert verdict.status is not COMPACT
-    if verdict.gates:
-        assert "only 19 base inputs" in verdict.gate(WORKS).sentence
+    telling, group = bank.discriminating("left"), bank.base_groups()
+    kinds = bank.family[telling].unique().tolist()
+    assert len(kinds) == 2
+    both = [
+        g
+        for g in group.unique().tolist()
+        if all(bool((telling & (group == g) & (bank.family == k)).any()) for k in kinds)
+    ]
+    pairs = telling & torch.isin(group, torch.tensor(both[:count]))
+    verdict = replace(bench, sensitivity=bench.sensitivity.select(pairs)).verdict()
+    assert verdict.evidence["base_inputs"] == count
+    gate = verdict.gate(WORKS)
+    assert gate.holds == (count == 20)
+    assert ("only 19 base inputs (20 are needed)" in gate.sentence) == (count == 19)
 
 
 # -- random handles ------------------------------------------------------------------------------------------------

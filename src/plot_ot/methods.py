@@ -95,14 +95,22 @@ class Method:
         return replace(self, name=f"{self.name}{LITERAL}", summary=f"{self.summary}; last stage counts", literal=True)
 
     def retraced(self, handles: Iterable[Handle]) -> Method:
-        """The method with only those ways of its choices that some of these handles took: the same search again."""
-        taken = [list(h.chosen.get("ways", ())) for h in handles]
+        """The method with only those ways of its choices that some of these handles took: the same search again.
+
+        Where a handle does not tell its way through every choice, all ways are kept. No stage looks further than the
+        places it is given.
+        """
+        taken = [tuple(h.chosen.get("ways", ())) for h in handles]
+        plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages]
+        choices = sum(isinstance(stage, Best) for stage in plain)
         stages: list[Stage] = []
-        for stage in reversed(self.stages):
-            best = stage.best if isinstance(stage, LookFurther) else stage
-            if isinstance(best, Best) and all(taken):
-                stage = best.only({ways.pop() for ways in taken})  # at the handles' places alone
-            stages.insert(0, stage)
+        passed = 0
+        for stage in plain:
+            if isinstance(stage, Best):
+                if all(len(ways) == choices for ways in taken):
+                    stage = stage.only({ways[passed] for ways in taken})
+                passed += 1
+            stages.append(stage)
         return replace(self, stages=tuple(stages))
 
 

@@ -144,7 +144,7 @@ def judge(
             mean = _mean(others)
             numbers |= {"score": own.value, key: mean.value}
             table.append(g.beats(name, own.ahead_of(mean)))
-    worked = g.works(accuracy, int(boot.bases.min()) * len(boot.families))
+    worked = g.works(accuracy, boot.balanced_bases, boot.shape[0])
     alone = g.leaves_the_rest_alone(kept, boot_kept.balanced_bases)
     table += [worked, alone]
     notes = []
