@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import markdown
-from plot_ot.files.run_directory import write_atomically
+from plot_ot.files.writing import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRATCH = ROOT / "build" / "mutants"
@@ -34,10 +34,8 @@ TESTS = {
     "signatures/effects.py": ["test_signatures.py", "test_approximate.py"],
 }
 JUDGING = sorted(p.stem for p in (ROOT / "src" / "plot_ot" / "judging").glob("[!_]*.py"))
-TESTS |= {
-    f"judging/{name}.py": [f"test_{n}.py" for n in JUDGING if (ROOT / "tests" / f"test_{n}.py").exists()]
-    for name in JUDGING
-}
+FILES = sorted(p.name for name in JUDGING for p in (ROOT / "tests").glob(f"test_{name}*.py"))
+TESTS |= {f"judging/{name}.py": FILES for name in JUDGING}
 CONFIG = """
 [tool.pytest.ini_options]
 addopts = "-q --strict-markers -m 'not long'"

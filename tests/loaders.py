@@ -216,19 +216,19 @@ def _params(folder: Path) -> None:
 
 LOADERS = [
     Loader("handle", "x.safetensors", _handle, lambda f: Handle.load(f / "x.safetensors"), examples=150),
-    Loader("results", "results.json", _run, read_run),
-    Loader("couplings", "couplings.json", _run, read_run),
-    Loader("manifest", "manifest.json", _run, read_run),
+    Loader("results", "results.json", _run, read_run, shows=True),
+    Loader("couplings", "couplings.json", _run, read_run, shows=True),
+    Loader("manifest", "manifest.json", _run, read_run, shows=True),
     Loader(
         *("manifest of a run to continue", "manifest.json", _run_with_config, _open_run),
         writes=(".lock", "manifest.json"),
     ),
-    Loader("lock that is held", LOCK, lambda f: Lock(f).release(), _held, shows=True),
+    Loader("lock that is held", LOCK, lambda f: (f / LOCK).write_text('{"pid": 7, "since": "now"}'), _held, shows=True),
     Loader(
         *("unit", "units/seed-1/das.json", _run, _compile),
         writes=("results.json", "couplings.json"),
     ),
-    Loader("unit that is read", "units/seed-1/das.json", _stale, read_run),
+    Loader("unit that is read", "units/seed-1/das.json", _stale, read_run, shows=True),
     Loader("page of results", "results.json", _run, lambda f: page([f]), shows=True, examples=40),
     Loader("page of couplings", "couplings.json", _run, lambda f: page([f]), shows=True, examples=25),
     Loader("page of a manifest", "manifest.json", _run, lambda f: page([f]), shows=True, examples=20),

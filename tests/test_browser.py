@@ -15,6 +15,7 @@ import pytest
 
 import plot_ot
 from nets import PARITIES, PARITY_ROWS, random_parities
+from plot_ot.files.locks import Lock
 from plot_ot.report.page import write_page
 from plot_ot.report.serve import Server
 from report_runs import FAMILIES, NASTY, SPOKEN, VARIABLES, records, text_run
@@ -392,7 +393,7 @@ def test_a_damaged_run_still_opens(browser, tmp_path):
     assert every(browser, "figure[data-chart=accuracy] svg.main-svg")
     (path / "results.json").write_text("{}")
     visit(browser, write_page([path]))
-    assert "no list 'records'" in one(browser, "#problems").text
+    assert "this page shows the 0 units of work done so far" in one(browser, "#problems").text
     assert one(browser, "figure[data-chart=accuracy]").text == "No method has a test accuracy yet."
     assert complaints(browser) == []
 
@@ -424,10 +425,12 @@ def test_the_index_refreshes_by_itself(browser, report, tmp_path):
             config = {"task": "heq", "methods": ["das", "plot"], "seeds": [1]}
             manifest = {"format": "plot-ot run 1", "config": config, "started": time.strftime("%Y-%m-%dT%H:%M")}
             (run / "manifest.json").write_text(json.dumps(manifest))
-            soon(browser, lambda: "second" in one(browser, "#runs").text)
-            assert "going on" in one(browser, "#runs").text
+            soon(browser, lambda: "stopped" in one(browser, "#runs").text)  # nobody holds its lock
+            lock = Lock(run)
+            soon(browser, lambda: "going on" in one(browser, "#runs").text)
             (run / "units" / "seed-1" / "das.json").write_text(json.dumps({"records": records(1, "das")}))
             soon(browser, lambda: "33 %" in one(browser, "#runs").text)
+            lock.release()
             keep(browser, "index")
             one(browser, "#runs a[href='run/first/']").click()
             WebDriverWait(browser, 180).until(lambda b: one(b, "html").get_attribute("data-ready"))

@@ -18,8 +18,10 @@ from plot_ot.signatures import as_readout
 from plot_ot.sites import Site, SiteFamily, blocks, neurons
 from plot_ot.stages.calibrate import (
     Search,
+    at_edge,
     calibrate,
     correct,
+    edge_of,
     pair_weights,
     scored,
     scored_all,
@@ -381,3 +383,48 @@ def test_a_bank_of_changes_only_is_scored_by_sensitivity(recording, candidates):
 def test_a_variable_without_labels_is_refused(recording, candidates, variable):
     with pytest.raises(PlotError, match=rf"variable of bank 'calibration' '{variable}'.*p, q"):
         calibrate(recording, candidates, variable, Search((1,), (1.0,)), READOUT)
+
+
+# -- the end of a grid --------------------------------------------------------------------------------------------
+
+SMALLEST, LARGEST = "its strength 0.5 is the smallest that was tried", "its strength 8 is the largest that was tried"
+
+
+@pytest.mark.parametrize(
+    ("strengths", "chosen", "said"),
+    [
+        ((0.5, 1.0, 8.0), 0, [SMALLEST]),
+        ((0.5, 1.0, 8.0), 1, []),
+        ((0.5, 1.0, 8.0), 2, [LARGEST]),
+        ((8.0, 0.5, 2.0), 0, [LARGEST]),  # in any order
+        ((8.0, 0.5, 2.0), 1, [SMALLEST]),
+        ((8.0, 0.5, 2.0), 2, []),
+        ((1.0, 2.0), 0, []),  # taking the source as it is is never remarkable
+        ((0.5, 1.0), 1, []),
+        ((8.0,), 0, []),  # there was no choice
+    ],
+)
+def test_a_strength_at_the_end_of_its_grid_is_told(strengths, chosen, said):
+    assert edge_of(strengths, chosen) == said
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen", "sites", "said"),
+    [
+        ((1, 2, 4), 2, 5, ["its 4 sites are the most that were tried"]),
+        ((1, 2, 4), 2, 4, []),  # there are no more
+        ((1, 2, 4), 1, 5, []),
+        ((1, 2, 4), 0, 5, []),
+        ((4,), 0, 5, []),
+    ],
+)
+def test_a_size_at_the_end_of_its_grid_is_told(sizes, chosen, sites, said):
+    assert at_edge(Search(sizes, (1.0, 2.0, 4.0)), chosen, 1, sites) == said
+    assert at_edge(Search(sizes, (0.5, 8.0)), chosen, 1, sites) == [LARGEST, *said]
+
+
+def test_a_calibrated_handle_tells_its_edges(recording, candidates):
+    found = calibrate(recording, candidates, "p", Search((1,), (0.5, 8.0)), READOUT)
+    assert len(found.handle.chosen["at_edge"]) == 1
+    plain = calibrate(recording, candidates, "p", Search((1, 50), (1.0,)), READOUT)
+    assert plain.handle.chosen["at_edge"] == []

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -98,6 +99,14 @@ def test_what_campaigns_found_is_refused(loader: Loader, tmp_path: Path) -> None
     assert bench.try_it(bench.sound.replace(part, instead, 1))
 
 
+def complaint(loader: Loader, bench: Bench) -> str:
+    """What a loader says of a file that it does not read: its refusal, or what a reader of runs calls wrong."""
+    try:
+        return " ".join(loader.load(bench.folder).problems)
+    except Exception as e:
+        return str(e)
+
+
 @pytest.mark.skipif(not LINUX, reason="needs sparse files and pipes")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -107,24 +116,23 @@ def test_files_of_terabytes_pipes_and_directories_are_refused_unread(loader: Loa
     bench = Bench(loader, tmp_path)
     before = memory_peak(reset=True)
     os.truncate(bench.target, 1 << 40)
-    with pytest.raises(Exception, match="bytes"):
-        loader.load(bench.folder)
+    assert "bytes" in complaint(loader, bench)
     bench.target.unlink()
     for make in (os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/zero", p)):
         make(bench.target)
-        with pytest.raises(Exception, match=r"not an ordinary file|directory"):
-            loader.load(bench.folder)
+        assert re.search(r"not an ordinary file|directory|link", complaint(loader, bench))
         bench.target.rmdir() if bench.target.is_dir() else bench.target.unlink()
     assert memory_peak() - before < 64 << 20
 
 
 def test_no_code_of_a_model_is_trusted_and_nothing_is_unpickled() -> None:
-    """In the whole package: no trust_remote_code, no pickle, and torch.load only for tensors."""
+    """In the whole package: trust_remote_code is False, no pickle, and torch.load only for tensors."""
     package = Path(__file__).parent.parent / "src" / "plot_ot"
     for path in package.rglob("*.py"):
         lines = [x for x in path.read_text(encoding="utf-8").splitlines() if not x.strip().startswith(("#", '"'))]
         for line in lines:
-            assert "trust_remote_code" not in line, f"{path}: {line}"
+            trusted = "trust_remote_code=" in line and "trust_remote_code=False" not in line
+            assert not trusted, f"{path}: {line}"
             assert "import pickle" not in line, f"{path}: {line}"
             assert "allow_pickle=True" not in line, f"{path}: {line}"
             assert "torch.load(" not in line or "weights_only=True" in line, f"{path}: {line}"

@@ -127,8 +127,8 @@ def test_e1_a_users_own_method_is_judged_against_its_own_search_at_random(monkey
     seen = []
     run = Method.run
 
-    def spy(self, problem):
-        found = run(self, problem)
+    def spy(self, problem, *places):
+        found = run(self, problem, *places)
         seen.append((self, found[0].handles))
         return found
 

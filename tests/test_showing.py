@@ -78,7 +78,7 @@ def test_localize_tells_every_step(method, monkeypatch):
     steps = list(dict.fromkeys((begun, words.split(", about")[0]) for begun, _, words in heard.lines))
     words = [w for _, w in steps]
     assert words[:2] == ["answers of the network", "recording"]
-    assert words[-2:] == ["tests", "random handles"]
+    assert words[-3:] == ["tests", "controls", "random handles"]
     assert "couplings" in words
     assert "calibration" in words
     assert [begun for begun, _ in steps] == list(range(1, heard.lines[0][1] + 1))  # as many as were promised

@@ -1,16 +1,13 @@
-"""Intervals, controls and verdicts: what may be called localized, and what may not."""
+"""Controls and verdicts: what may be called localized, and what may not."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from plot_ot.abstract.banks import Bank, draw_pairs
+from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from plot_ot.judging.controls import controls, full_patch
-from plot_ot.judging.intervals import Bootstrap
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Opponents, judge
 from plot_ot.signatures import as_readout
@@ -115,53 +112,3 @@ def test_pairs_that_never_separate_two_variables_leave_it_undecided():
     verdict = judged(0, causal)
     assert verdict.status is Status.UNDECIDED
     assert "swapping 'copy' instead" in verdict.sentence
-
-
-def test_controls_do_what_their_names_say():
-    causal, subject = xor_model(), MLPSubject(and_xor_net())
-    bank = draw_pairs(causal, ROWS, "sensitive", 200, torch.Generator().manual_seed(1), variable="left")
-    [recording] = record(subject, bank)
-    found = controls(recording, "left", READOUT)
-    assert not found["no-edit"].any()
-    assert torch.equal(found["copy-source"], bank.source_answer == bank.labels["left"])
-    patch = full_patch("left", [subject.places[0]], subject)
-    assert patch.size == 4
-
-
-def bank_of(bases: list[int]) -> Bank:
-    base = ROWS[torch.tensor(bases)]
-    source = ROWS[(torch.arange(len(bases)) * 5 + 3) % 64]
-    return Bank.from_pairs(xor_model(), base, source, variables=["left"])
-
-
-def test_the_interval_resamples_base_inputs_not_pairs():
-    values = torch.tensor([True] * 30 + [False] * 30)
-    clustered = Bootstrap(bank_of([0] * 30 + [1] * 30)).accuracy(values)
-    spread = Bootstrap(bank_of(list(range(60)))).accuracy(values)
-    assert clustered.value == spread.value == 0.5
-    assert clustered.high - clustered.low > 2 * (spread.high - spread.low)
-
-
-def test_a_perfect_score_has_the_rule_of_threes_lower_bound():
-    accuracy = Bootstrap(bank_of(list(range(60)))).accuracy(torch.ones(60, dtype=torch.bool))
-    assert (accuracy.low, accuracy.high) == (1 - 3 / 60, 1.0)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    boot = Bootstrap(bank_of(list(range(60))))
-    hits = 0
-    for _ in range(200):
-        accuracy = boot.accuracy(torch.from_numpy(rng.random(60) < 0.7))
-        hits += accuracy.low <= 0.7 <= accuracy.high
-    assert 0.88 <= hits / 200 <= 0.99
-
-
-def test_families_are_weighted_equally_when_asked():
-    bank = bank_of(list(range(60)))
-    sizes = torch.bincount(bank.family)
-    right = bank.family == 0
-    boot = Bootstrap(bank)
-    assert boot.accuracy(right, balanced=True).value == pytest.approx(1 / len(sizes))
-    assert boot.accuracy(right).value == pytest.approx(float(sizes[0]) / 60)
-    assert {a.value for a in boot.by_family(right).values()} == {0.0, 1.0}

@@ -104,16 +104,22 @@ class Method:
     def retraced(self, handles: Iterable[Handle]) -> Method:
         """The method up to the stage that made the last of these handles, with only the ways they took.
 
-        Stages that came later and changed nothing are left out.
+        Stages that came later and changed nothing are left out. Where a handle does not tell its way through every
+        choice, all ways are kept. No stage looks further than the places it is given.
         """
         kept = list(handles)
-        taken = [list(h.chosen.get("ways", ())) for h in kept]
+        taken = [tuple(h.chosen.get("ways", ())) for h in kept]
+        last = max(int(h.chosen.get("stage", len(self.stages) - 1)) for h in kept)
+        plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages[: last + 1]]
+        choices = sum(isinstance(stage, Best) for stage in plain)
         stages: list[Stage] = []
-        for stage in reversed(self.stages[: 1 + max(h.chosen.get("stage", len(self.stages)) for h in kept)]):
-            best = stage.best if isinstance(stage, LookFurther) else stage
-            if isinstance(best, Best) and all(taken):
-                stage = best.only({ways.pop() for ways in taken})  # at the handles' places alone
-            stages.insert(0, stage)
+        passed = 0
+        for stage in plain:
+            if isinstance(stage, Best):
+                if all(len(ways) == choices for ways in taken):
+                    stage = stage.only({ways[passed] for ways in taken})
+                passed += 1
+            stages.append(stage)
         return replace(self, stages=tuple(stages))
 
 

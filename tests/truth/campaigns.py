@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 from plot_ot.handles import Handle
 from plot_ot.methods import FINE, SEARCH, Method, MethodKind
@@ -58,7 +59,9 @@ GIVEN = "given"
 
 @dataclass(frozen=True)
 class Give:
-    """A stage that finds what it was given."""
+    """A stage that finds what it was given; nothing of it can be ranked at random."""
+
+    learner: ClassVar[bool] = True
 
     handles: Mapping[str, Handle]
 

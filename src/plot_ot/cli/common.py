@@ -23,7 +23,7 @@ class Terminal(Console):
 
     def tell(self, label: str, text: str, style: str) -> None:
         """A line that begins with a coloured word."""
-        self.print(Text.assemble((printable(label), style), " ", printable(text)), soft_wrap=True)
+        self.print(Text.assemble((printable(label), style), f" {printable(text)}" if text else ""), soft_wrap=True)
 
 
 def printable(text: str) -> str:

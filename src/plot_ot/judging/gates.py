@@ -86,8 +86,11 @@ def none_better(count: int, best: Interval) -> Gate:
     return Gate("no random handle does better", answer, best.value, best.low, best.high, 0.0, words, more)
 
 
-def works(accuracy: Accuracy, bases: int) -> Gate:
-    """The handle is right on most discriminating pairs, and there are enough base inputs to say so."""
+def works(accuracy: Accuracy, bases: int, different: int) -> Gate:
+    """The handle is right on most discriminating pairs, and there are enough base inputs to say so.
+
+    `bases` stand behind the interval; `different` ones are left when those that families share are counted once.
+    """
     interval = Interval(accuracy.value, accuracy.low, accuracy.high, bases)
     share = f"right on {_share(accuracy)} of the discriminating pairs"
     words = {
@@ -96,9 +99,10 @@ def works(accuracy: Accuracy, bases: int) -> Gate:
         Answer.CANNOT_SAY: f"{share}: whether that is {WORKS:.0%} or more is open",
     }
     gate = _gate("works", interval, WORKS, words, closed=True)
-    if gate.holds and bases < LEAST_BASES:
-        few = f"{share}, but these have only {bases} base inputs ({LEAST_BASES} are needed)"
-        return Gate(gate.name, Answer.CANNOT_SAY, *_numbers(interval), WORKS, few, LEAST_BASES / bases)
+    count = min(bases, different)
+    if gate.holds and count < LEAST_BASES:
+        few = f"{share}, but these have only {count} base inputs ({LEAST_BASES} are needed)"
+        return Gate(gate.name, Answer.CANNOT_SAY, *_numbers(interval), WORKS, few, LEAST_BASES / count)
     return gate
 
 
@@ -155,7 +159,7 @@ def _more(x: Interval, bound: float) -> float:
     """
     distance = abs(x.value - bound)
     width = x.value - x.low if x.value > bound else x.high - x.value
-    if distance == 0:
+    if distance < 1e-9:  # at the bound, but for rounding
         return math.inf
     by_rule = math.isclose(width, rule_of_three(x.bases), rel_tol=1e-6)
     ratio = width / distance

@@ -79,7 +79,7 @@ class Judge:
         return verdict.with_notes(notes)
 
     def _random_handle(self, random_method: Callable[[int], Method], variable: str, k: int) -> Handle:
-        if len(self._random) <= k:
+        if not self._random:
             announce("random handles")
         while len(self._random) <= k:
             with watched_by(None):

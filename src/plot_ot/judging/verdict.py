@@ -140,7 +140,7 @@ def judge(
             mean = _mean(others)
             numbers |= {"score": own.value, key: mean.value}
             table.append(g.beats(name, own.ahead_of(mean)))
-    worked = g.works(accuracy, int(boot.bases.min()) * len(boot.families))
+    worked = g.works(accuracy, boot.balanced_bases, boot.shape[0])
     alone = g.leaves_the_rest_alone(kept, boot_kept.balanced_bases)
     table += [worked, alone]
     notes = []
@@ -256,9 +256,10 @@ def _sentence(
             f"{variable}: undecided with these pairs ({where}): {'; '.join(x.sentence for x in open_gates)}. "
             f"{_wanted(g.deciding(open_gates))} {also}"
         )
-    reasons = "; ".join(gate.sentence for gate in table if gate.fails) or "; ".join(
-        gate.sentence for gate in table if not gate.holds
-    )
+    broken = [gate for gate in table if gate.fails]
+    if all(gate.name == "works" for gate in broken):  # it would be there in part, were no control in doubt
+        broken = [gate for gate in table if not gate.holds]
+    reasons = "; ".join(gate.sentence for gate in broken)
     name = "decodable here, not used here" if status is Status.DECODABLE else "not localized here"
     return f"{variable}: {name} ({where}): {reasons}. {also}"
 

@@ -195,18 +195,20 @@ class LookFurther:
         left = {v: [p for p in self._order(problem, state, v) if p not in tried[v]] for v in problem.variables}
         for _ in range(self.most):
             wanting = [v for v in problem.variables if left[v] and self._score(found, v) < self.enough]
-            wanting = [v for v in wanting if len(tried[v]) - len(state.places[v]) < self.most]
+            room = {v: self.most - (len(tried[v]) - len(state.places[v])) for v in wanting}
+            wanting = [v for v in wanting if room[v] > 0]
             if not wanting:
                 break
             places = dict(found.places)
             for v in wanting:
-                count = max(1, len(state.places[v]))
+                count = min(max(1, len(state.places[v])), room[v])
                 places[v], left[v] = tuple(left[v][:count]), left[v][count:]
                 tried[v] += places[v]
             again = self.best(problem, replace(state, places=places))
             for v in wanting:
                 if self._score(again, v) > self._score(found, v) + 1e-9:
                     found = _with_variable(found, again, v)
+            found = replace(found, profile=best_of(found.profile, again.profile))
         handles = {v: noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
         same = {v: c for v, c in found.calibrations.items() if c.handle is found.handles[v]}
         kept = {v: replace(c, handle=handles[v]) for v, c in same.items()}

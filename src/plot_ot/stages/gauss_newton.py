@@ -116,10 +116,13 @@ class Rest:
                 losses, slope, curvature = output_curvature(outputs.detach(), self.labels[some], self.readout)
                 total += float(self.weights[some] @ losses.double().cpu())
                 backs = [slope, *curvature]
-                found = [
-                    torch.autograd.grad(outputs, state, back, retain_graph=n < len(backs) - 1)[0]
-                    for n, back in enumerate(backs)
-                ]
+                if outputs.requires_grad:
+                    found = [
+                        torch.autograd.grad(outputs, state, back, retain_graph=more, materialize_grads=True)[0]
+                        for back, more in zip(backs, [*[True] * len(curvature), False], strict=True)
+                    ]
+                else:  # nothing later looks at this place
+                    found = [torch.zeros_like(state) for _ in backs]
             gradients.append(found[0].double().cpu())
             factors.append([f.double().cpu() for f in found[1:]])
         most = max(map(len, factors))

@@ -121,8 +121,8 @@ class NewtonHandles:
                 "calibration_score": scores[at],
                 "by_support": by_place,
             }
-            if found is not None and "untried" in found.chosen:
-                chosen["untried"] = found.chosen["untried"]
+            if found is not None:
+                chosen |= {fact: found.chosen[fact] for fact in ("untried", "ways") if fact in found.chosen}
             handles[v] = handle_from_edits(v, [best.edit(rank)], 0, problem.subject, chosen)
         return replace(state, handles=handles)
 

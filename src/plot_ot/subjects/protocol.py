@@ -230,7 +230,7 @@ class Subject(ABC):
             for weight in fresh.weights().values():
                 if weight.is_floating_point() and weight.ndim >= 2:
                     noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
-                    weight.copy_(noise * weight.float().std().to(weight))
+                    weight.copy_(noise * weight.float().square().mean().sqrt().to(weight))
         return fresh
 
     def identity(self) -> str:
