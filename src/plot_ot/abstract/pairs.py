@@ -215,7 +215,7 @@ def _label(label: str, found: Sequence[Mapping[str, Any]], where: Sequence[str])
         if not isinstance(name, str) or not name:
             raise PlotError(f"{at}: `{label}` must be a name; found {name!r:.80}.")
         if label == "split" and name not in SPLITS:
-            raise PlotError(f"{at}: unknown split '{name}'. Legal: {', '.join(SPLITS)}.")
+            raise PlotError(f"{at}: unknown split '{name}'. Choose from: {', '.join(SPLITS)}.")
     return tuple(names)
 
 
