@@ -19,7 +19,7 @@ from plot_ot.methods import Method, pick
 from plot_ot.planner import Machine, Plan, Scene, Shape, machine_by_name, predict
 from plot_ot.report import tables
 from plot_ot.tasks import TASKS, Task
-from plot_ot.tasks.planning import planned
+from plot_ot.tasks.planning import scene_and_methods
 from plot_ot.tasks.text_data import Sizes
 
 Model = Annotated[
@@ -153,7 +153,7 @@ def explain(
     configured = task_by_name(task, {option: value for option, value in given.items() if value is not None})
     name = "this" if measured else machine or ("this" if flops is None else "h100")
     own = dtype or ("bfloat16" if name != "this" or torch.cuda.is_available() else "float32")
-    scene, offered = planned(configured, seed, own)
+    scene, offered = scene_and_methods(configured, seed, own)
     if not scene.shape.language:
         own = dtype or "float32"
     like = max(16, min(2048, scene.shape.width))
@@ -294,15 +294,17 @@ TIME = {3600.0: "h", 60.0: "min", 1.0: "s", 1e-3: "ms"}
 
 
 def _short(x: float, units: Mapping[float, str]) -> str:
-    """In the largest unit that leaves at least 1; nothing for nothing."""
+    """Write a number in the largest unit that leaves at least 1; zero is written as nothing."""
     unit = next((u for u in units if x >= u), min(units))
     number = f"{x / unit:,.0f}" if x >= 100 * unit else f"{x / unit:.3g}"
     return f"{number} {units[unit]}" if x else ""
 
 
 def _clock(seconds: float) -> str:
-    """As many digits as a plan can know: one, or two where the first is a 1. Minutes from two of them on, hours
-    likewise."""
+    """Write a time with the digits that a plan can know: one, or two where the first is a 1.
+
+    Minutes are used from two minutes on, hours from two hours on.
+    """
     if not seconds:
         return ""
     unit = next((u for u in TIME if (u <= 1 or seconds >= 2 * u) and seconds >= u), min(TIME))

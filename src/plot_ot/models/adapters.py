@@ -28,7 +28,7 @@ PLAIN = (
     *("target_modules", "layers_to_transform", "layers_pattern", "use_rslora", "fan_in_fan_out"),
     *("base_model_name_or_path", "inference_mode", "peft_version", "revision"),
 )
-"""What an adapter's configuration may say: others make peft import, train or keep things."""
+"""The settings that an adapter's configuration may have; any other would make peft import, train or keep something."""
 _NOTHING: tuple[object, ...] = (None, {}, [])
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", RECORD)
 

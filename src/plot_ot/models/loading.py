@@ -92,7 +92,7 @@ def load_model(
 
 
 def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str | None]:
-    """(what transformers is told, GGUF file name), after a look at what is there."""
+    """Find a model: the directory or hub id to give to transformers, and the name of a GGUF file if there is one."""
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     looks_local = path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or path.suffix == ".gguf"
@@ -115,7 +115,7 @@ def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tup
 
 
 def refuse_unreachable(hub_id: str) -> None:
-    """A missing network is told within seconds; the hub's own client would try for half a minute."""
+    """Refuse a hub that cannot be reached within seconds; the hub's own client would try for half a minute."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     known = any(isinstance(try_to_load_from_cache(hub_id, name), str) for name in ("config.json", "tokenizer.json"))
@@ -204,7 +204,7 @@ def refuse_sizes(config: Any, source: str) -> None:
 
 
 def _refuse_no_tokenizer(source: str, gguf_file: str | None) -> None:
-    """Without its files transformers may make up an empty tokenizer."""
+    """Refuse a model without tokenizer files, for which transformers may make up an empty tokenizer."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
     folder = Path(source)
     if folder.is_dir() and not gguf_file and not any((folder / name).exists() for name in names):

@@ -34,7 +34,7 @@ class PublicQuestions:
 
     rows: Int[Tensor, "rows 12"]
     pairs: Mapping[str, tuple[Int[Tensor, "pairs 12"], Int[Tensor, "pairs 12"]]]
-    """family -> (base, source), for the families that the file has."""
+    """The (base, source) rows of each family that the file has."""
     lexicon: Lexicon
 
 
