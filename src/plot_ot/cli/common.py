@@ -51,7 +51,7 @@ Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
 Bits = Annotated[int, typer.Option(help="Bits per number.")]
 RecipeName = Annotated[str, typer.Option("--recipe", help="Training: 'paper' (250 epochs) or 'first-exact'.")]
 SplitName = Annotated[str, typer.Option("--split", help="Bases: 'round-robin' (the paper's) or 'proportional'.")]
-EngineName = Annotated[str, typer.Option("--engine", help="Who works: this 'process', or workers on 'ray'.")]
+EngineName = Annotated[str, typer.Option("--engine", help="Execution engine: this 'process', or workers on 'ray'.")]
 Address = Annotated[
     str | None,
     typer.Option(help="The Ray cluster's address (default: RAY_ADDRESS, or a cluster of this machine alone)."),

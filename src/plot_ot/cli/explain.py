@@ -248,7 +248,7 @@ def _machine_words(machine: Machine) -> str:
 
 
 def _spread_words(machine: Machine, plans: Sequence[Plan]) -> str:
-    """Who works: what workers change, and what they do not."""
+    """Say in words how the work is spread over workers: what they change, and what they do not."""
     spread, held = plans[0].spread, max((p.memory for p in plans), key=lambda m: m.total)
     where = f" of {spread.devices} GPUs" if spread.devices > 1 else ""
     words = f"One replica{where}, in this process."
