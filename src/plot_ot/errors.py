@@ -20,7 +20,7 @@ class PlotWarning(UserWarning):
 
 
 class CouplingWarning(PlotWarning):
-    """Some couplings of a stage are degenerate: they say less than they seem to."""
+    """Some couplings of a stage are degenerate, so that their masses mean little."""
 
 
 def unknown(kind: str, given: object, choices: Iterable[str]) -> NoReturn:
