@@ -165,8 +165,8 @@ def guarded(load: Any, what: str, source: str, **options: Any) -> Any:
         if Path(source).exists():
             raise PlotError(f"The {what} at {source} cannot be read: {reason}") from e
         raise PlotError(
-            f"The {what} of '{source}' cannot be loaded from the hub: {reason} Check the name and the network, log in if "
-            f"the model is gated, or give the path of a local copy."
+            f"The {what} of '{source}' cannot be loaded from the hub: {reason} Check the name and the network, log in "
+            f"if the model is gated, or give the path of a local copy."
         ) from e
 
 
