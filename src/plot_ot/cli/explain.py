@@ -25,14 +25,14 @@ from plot_ot.tasks.text_data import Sizes
 Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
 ]
-Adapter = Annotated[str | None, typer.Option(help="Its adapter; it is merged, and changes no cost.")]
+Adapter = Annotated[str | None, typer.Option(help="The model's adapter; merging it changes no cost.")]
 MachineName = Annotated[
     str | None, typer.Option("--machine", help="'this' (measured now; the default), 'h100' or 'a100'.")
 ]
-Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine in place of a preset's numbers.")]
-Gpus = Annotated[int | None, typer.Option(min=1, help="How many GPUs there are.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine instead of using a preset's numbers.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="Number of GPUs.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Workers, as of `run --engine ray --workers` (default: one per GPU).")
+    int | None, typer.Option(min=1, help="Workers, as in `run --engine ray --workers` (default: one per GPU).")
 ]
 Cores = Annotated[int, typer.Option(min=1, help="Torch threads of the measurement.")]
 Flops = Annotated[float | None, typer.Option(help="FLOP/s of large products on one device.")]
@@ -52,7 +52,9 @@ SplitName = Annotated[
 Fit = Annotated[int | None, typer.Option(help="Language tasks: fit pairs (default: 200).")]
 Pairs = Annotated[
     int | None,
-    typer.Option(help="Language tasks: sensitive, and as many invariant, pairs per variable and bank (default: 100)."),
+    typer.Option(
+        help="Language tasks: sensitive pairs per variable and bank, and as many invariant ones (default: 100)."
+    ),
 ]
 Budget = Annotated[
     float | None,
@@ -95,7 +97,7 @@ def options_of(task: type[Task]) -> list[str]:
 
 
 def list_all() -> None:
-    """Tasks and their methods."""
+    """List the tasks and their methods."""
     for make in TASKS.values():
         task = make()
         table = tables.plain_table(f"{task.name}: {task.summary}")
@@ -234,7 +236,7 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     console.print(RANGE, highlight=False)
     for name in sorted({s for p in plans for s in p.not_counted}):
         loud = Text(f"Not counted: {name}.", style="bold red")
-        console.print(loud + " It does not tell what it computes (`forecast`): its methods take more than planned.")
+        console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
 
 
 def _machine_words(machine: Machine) -> str:
@@ -284,9 +286,9 @@ PARTS = {
 
 
 RANGE = (
-    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only once it ran: "
-    "lowest is if they are late, where few blocks are left to run, highest if early; the number before is an average "
-    "over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
+    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only after it has "
+    "run: `lowest` assumes late places, where few blocks are left to run, `highest` early ones; the number before is "
+    "an average over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
 )
 FLOP = {1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP"}
 BYTE = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
