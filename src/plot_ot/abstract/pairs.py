@@ -313,7 +313,7 @@ def _jsonl(path: Path) -> Iterator[Line]:
             row = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
         except (ValueError, RecursionError) as e:
             reason = f"{e.msg} at column {e.colno}" if isinstance(e, json.JSONDecodeError) else str(e)
-            raise PlotError(f"{where} is no JSON: {reason}. Every line must be one JSON object.") from e
+            raise PlotError(f"{where} is not JSON: {reason}. Every line must be one JSON object.") from e
         yield where, row
 
 

@@ -28,7 +28,7 @@ def parse_place_name(place: Place) -> PlaceName:
     found = _NAME.fullmatch(place.name)
     if found is None or (found["kind"] == "head_output") != (found["head"] is not None):
         raise PlotError(
-            f"'{place.name}' is no place of a language model; this format is for block_output.3 and the like."
+            f"'{place.name}' is not a place of a language model; this format is for places such as block_output.3."
         )
     if found["position"] == ALL:
         raise PlotError(f"{place.name} is all tokens of a prompt at once; this format is for one token.")

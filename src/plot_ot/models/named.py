@@ -317,7 +317,7 @@ class LanguageModel:
 
     @property
     def bos(self) -> int | None:
-        """The token that the tokenizer puts before every prompt by itself, if it does."""
+        """The token that the tokenizer puts before every prompt of its own accord, if there is one."""
         with_it, without = (self.tokenizer("x", add_special_tokens=add)["input_ids"] for add in (True, False))
         return with_it[0] if len(with_it) > len(without) and with_it[0] != without[0] else None
 
@@ -330,7 +330,7 @@ def resolve(
     cache: Path | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """Load a model by name (fetched if need be), directory, GGUF file or hub id: frozen, in evaluation mode.
+    """Load a model by name (fetched if necessary), directory, GGUF file or hub id: frozen, in evaluation mode.
 
     `adapter` is a shipped adapter's name or a directory. One of ours must find its own base and is merged in float32,
     before the cast to `dtype`; a peft adapter without a record is merged as it is. `options` are those of

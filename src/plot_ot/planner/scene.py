@@ -131,8 +131,8 @@ class Scene:
 
 
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
-    """About as many tokens as prompts have where their tokenizer is not at hand: words, signs and line breaks, after
-    so many that most models want `first`."""
+    """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks, after the `first` tokens that
+    most models put before a prompt."""
     return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
 
 

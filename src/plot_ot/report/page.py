@@ -96,7 +96,7 @@ def run_page(reading: Reading) -> str:
     except (*UNEXPECTED, TemplateError) as e:
         raise PlotError(
             f"The report of {reading.path} cannot be made: its files hold something unexpected ({type(e).__name__}: "
-            f"{e}). Run the same command again to compile them anew."
+            f"{e}). Run the same command again to compile them."
         ) from e
 
 

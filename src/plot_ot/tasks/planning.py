@@ -66,7 +66,7 @@ def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
 
 
 def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
-    """A function that counts the tokens of prompts, by the model's tokenizer where it is at hand."""
+    """A function that counts the tokens of prompts, by the model's tokenizer where it is available."""
     fetched = model_directory(task.model)
     folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
     tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
