@@ -131,8 +131,10 @@ class Scene:
 
 
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
-    """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks, after the `first` tokens that
-    most models put before a prompt."""
+    """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks.
+
+    `first` is how many tokens a model puts before every prompt.
+    """
     return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
 
 
