@@ -2,7 +2,7 @@
 
 python benchmarks/language_study.py tiny       # MCQA on the six embedded nets
 python benchmarks/language_study.py smollm2    # MCQA on SmolLM2 with the planted and with the plain adapter
-python benchmarks/language_study.py ioi        # indirect object identification on SmolLM2 as it is
+python benchmarks/language_study.py ioi        # indirect object identification on unmodified SmolLM2
 python benchmarks/language_study.py settings   # φ, shared (ε, β), the paper's calibration: the embedded planted nets
 """
 
@@ -162,7 +162,7 @@ def study(models: Mapping[str, Sequence[str]], task: str, args: argparse.Namespa
 
 
 SETTINGS = {
-    "as it is": [],
+    "default settings": [],
     "φ: family means": ["--phi", "family"],
     "φ: probabilities": ["--phi", "probability"],
     "one (ε, β) for all": ["--grid", "shared"],

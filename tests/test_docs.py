@@ -247,3 +247,40 @@ def test_every_degeneracy_and_every_status_is_explained():
         assert status in sections, f"docs/trust.md has no section '{status}'"
     extra = set(sections) - {*Degeneracy, *Status}
     assert not {s for s in extra if "`" not in s}, f"no such flag or status: {extra}"
+
+
+# -- architecture -------------------------------------------------------------------------------------------------
+
+
+def files_named(page: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Every file that a page names, and where it may be: in its room of the table, the package, or the root."""
+    for line in FENCE.sub("", page.read_text(encoding="utf-8")).splitlines():
+        room = re.match(r"\| `([\w/]+)/` \|", line)
+        folders = [SOURCE / room[1]] if room else [SOURCE, SOURCE.parent, ROOT]
+        for name in re.findall(r"`([\w./-]+\.(?:py|md|js|j2))`", line):
+            yield name, [folder / name for folder in folders]
+
+
+def test_the_architecture_names_files_that_exist():
+    named_files = list(files_named(DOCS / "architecture.md"))
+    missing = [name for name, places in named_files if not any(p.is_file() for p in places)]
+    assert not missing
+    assert len(named_files) > 100
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "architecture.md"], ids=named)
+def test_files_of_the_package_that_a_page_names_exist(page):
+    rooms = {p.name for p in SOURCE.iterdir()} | {"plot_ot", "tests", "benchmarks", "scripts", "docs"}
+    ours = [(name, places) for name, places in files_named(page) if "/" in name and name.split("/")[0] in rooms]
+    assert not [name for name, places in ours if not any(p.is_file() for p in places)]
+
+
+def test_the_architecture_lists_every_room_in_the_order_of_the_imports():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = [
+        name.removesuffix("/").removesuffix(".py") for name in re.findall(r"^\| `([\w/]+(?:/|\.py))` \|", page, re.M)
+    ]
+    contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("layers = [")[2].partition("]")[0]
+    assert [name for name in listed if "/" not in name] == re.findall(r'"(\w+)"', contract)
+    rooms = {p.parent.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py")} - {"."}
+    assert rooms <= set(listed)

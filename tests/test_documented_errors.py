@@ -140,7 +140,7 @@ ATTEMPTS: dict[str, Callable[[Path], None]] = {
     "'x' comes too late": lambda d: late(),
     "Input 3 lacks ...": lambda d: echo().rows([{"a": "x"}] * 3 + [{}]) and None,
     "Input 3 has the unknown ...": lambda d: echo().rows([{"a": "x"}] * 3 + [{"a": "x", "b": 1}]) and None,
-    "pairs.jsonl line 7 is no JSON": no_json,
+    "pairs.jsonl line 7 is not JSON": no_json,
     "no pair changes 'x'": lambda d: checked(parity(), KEPT),
     "every pair changes 'x'": lambda d: checked(parity(), CHANGED),
     "'x' would be undecided with these pairs": lambda d: checked(parity(), RARELY_TOLD),

@@ -310,7 +310,7 @@ def test_identity_tells_weights_apart():
             lambda: GRUSubject(network(), 4, encode=sequence).record(bits(0, 3)),
             r"encode to .* \(3, 4, 2\); found \(3, 5, 2\)",
         ),
-        (lambda: GRUSubject(network(), 4).place("h4"), "Unknown place 'h4'.*Legal: h0, h1, h2, h3"),
+        (lambda: GRUSubject(network(), 4).place("h4"), "Unknown place 'h4'.*Choose from: h0, h1, h2, h3"),
         (lambda: GRUSubject(network(), 4).intervene({"h9": lambda h: h}).__enter__(), "Unknown place 'h9'"),
     ],
 )

@@ -132,7 +132,7 @@ def test_every_method_charges_its_recording_and_names_its_parts(study):
     ("make", "said"),
     [
         (lambda: HierarchicalEquality("unifrom"), "Did you mean 'uniform'"),
-        (lambda: HierarchicalEquality(strengths="fifths"), "Legal: units, tenths, union"),
+        (lambda: HierarchicalEquality(strengths="fifths"), "Choose from: units, tenths, union"),
         (lambda: HierarchicalEquality(size=3), "at least 20"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.prompts import token_spans, unsaid
+from plot_ot.abstract.prompts import token_spans, unreachable_answers
 from plot_ot.abstract.templates import Template
 from plot_ot.models.tiny import build_tokenizer
 from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON
@@ -326,8 +326,8 @@ def test_named_tokens_and_answers_of_a_real_tokenizer() -> None:
     groups = h.answer_tokens(tokenizer)
     assert groups == mcqa_data.answer_tokens(tokenizer)
     prompts = h.render(h.rows(inputs))
-    assert unsaid(tokenizer, prompts[0], h.answers, groups) == []
-    assert unsaid(tokenizer, prompts[0] + " ", h.answers, groups) == list(h.answers)
+    assert unreachable_answers(tokenizer, prompts[0], h.answers, groups) == []
+    assert unreachable_answers(tokenizer, prompts[0] + " ", h.answers, groups) == list(h.answers)
     spans = token_spans(tokenizer, ["naïve 🙂 text"])[0]
     assert "".join("naïve 🙂 text"[a:b] for a, b in spans).replace(" ", "").startswith("naïve")
 
@@ -478,8 +478,8 @@ def test_case_counts_only_where_it_tells_answers_apart() -> None:
 def test_what_cannot_be_said_after_a_prompt() -> None:
     tokenizer = fast(["a", ":", " yes", "yes", " no"])
     groups = [[3, 4], [5]]
-    assert unsaid(tokenizer, "a:", ["yes", "no"], groups) == []
-    assert unsaid(tokenizer, "a:\n", ["yes", "no"], groups) == ["no"]
+    assert unreachable_answers(tokenizer, "a:", ["yes", "no"], groups) == []
+    assert unreachable_answers(tokenizer, "a:\n", ["yes", "no"], groups) == ["no"]
 
 
 @pytest.mark.parametrize(

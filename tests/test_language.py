@@ -126,10 +126,10 @@ def test_the_command_writes_a_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"phi": "mean"}, "Legal: stack, family, probability"),
-        ({"calibration": "test"}, "Legal: balanced, paper"),
-        ({"hint": "none"}, "Legal: paper, practice"),
-        ({"dtype": "int8"}, "Legal: float32"),
+        ({"phi": "mean"}, "Choose from: stack, family, probability"),
+        ({"calibration": "test"}, "Choose from: balanced, paper"),
+        ({"hint": "none"}, "Choose from: paper, practice"),
+        ({"dtype": "int8"}, "Choose from: float32"),
         ({"das_sizes": 12}, "1 to 11 sizes"),
     ],
 )

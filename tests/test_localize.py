@@ -92,7 +92,7 @@ def test_a_network_that_does_not_solve_the_task_is_refused():
 
 
 def test_an_unknown_method_is_refused_with_the_legal_ones():
-    with pytest.raises(PlotError, match="Legal: plot, plot-das, plot-layered, das"):
+    with pytest.raises(PlotError, match="Choose from: plot, plot-das, plot-layered, das"):
         plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, method="dsa")
 
 

@@ -199,10 +199,10 @@ def test_a_generator_that_fails_is_named() -> None:
     [
         ("a.jsonl", b"", ["a.jsonl is empty"]),
         ("a.jsonl", b"\xef\xbb\xbf\n\n", ["is empty"]),
-        ("a.jsonl", b'{"n": 1}\n{"n": }\n', ["line 2", "no JSON"]),
+        ("a.jsonl", b'{"n": 1}\n{"n": }\n', ["line 2", "not JSON"]),
         ("a.jsonl", b'{"n": 1}\n\n{"n": 1, "n": 2}\n', ["line 3", "'n' stands there twice"]),
         ("a.jsonl", b'{"n": NaN}\n', ["line 1", "NaN"]),
-        ("a.jsonl", b"[" * 100_000, ["line 1", "no JSON"]),
+        ("a.jsonl", b"[" * 100_000, ["line 1", "not JSON"]),
         ("a.jsonl", b'{"n": 1}\n[1, 2, 3]\n', ["line 2", "[1, 2, 3]"]),
         ("a.jsonl", b'{"n": "\xff"}\n', ["line 1", "UTF-8"]),
         ("a.jsonl", b'{"n": "' + b"x" * LONGEST_LINE + b'"}', ["line 1", "longer than"]),

@@ -592,7 +592,7 @@ def test_explain_counts_a_silent_stage_aloud(monkeypatch, capsys):
             return {"plot": Method("plot", "", (Silent(), *super().methods()["plot"].stages))}
 
     monkeypatch.setitem(TASKS, "quiet", Quiet)
-    assert "Not counted: Silent. It does not tell what it computes" in said(monkeypatch, capsys, "quiet")
+    assert "Not counted: Silent. It does not say what it computes" in said(monkeypatch, capsys, "quiet")
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_plant_takes_root() -> None:
         (lambda: planted_module(nn.Linear(2, 2), 0), ["Linear", "Name the modules"]),
         (
             lambda: planted_loss(build("llama"), draw_batch(), [Plant("X", (1,))], torch.Generator()),
-            ["'X'", "Legal: Z, Y"],
+            ["'X'", "Choose from: Z, Y"],
         ),
     ],
 )

@@ -200,7 +200,7 @@ def test_networks_of_any_precision_are_recorded_in_it(make, dtype):
         (lambda: MLPSubject(nn.Sequential(nn.Linear(3, 3))), "no hidden activation"),
         (lambda: MLPSubject(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))), "LayerNorm.*ModuleSub"),
         (lambda: MLPSubject(Twice()), "nn.Sequential.*found Twice"),
-        (lambda: MLPSubject(mlp(4, 6, 3)).place("layer7"), "Unknown place 'layer7'.*Legal: layer1"),
+        (lambda: MLPSubject(mlp(4, 6, 3)).place("layer7"), "Unknown place 'layer7'.*Choose from: layer1"),
     ],
 )
 def test_networks_that_cannot_be_looked_at_so_are_refused(make: Callable[[], object], message: str):

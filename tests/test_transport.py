@@ -539,7 +539,7 @@ REFUSED = {
     "negative scores": (lambda: from_scores(["u"], ["s"], [[-1.0]], "x"), ["finite and non-negative"]),
     "NaN scores": (lambda: from_scores(["u"], ["s"], [[math.nan]], "x"), ["finite and non-negative"]),
     "scores of another shape": (lambda: from_scores(["u"], ["s"], np.ones((2, 3)), "x"), ["(2, 3)"]),
-    "unknown row": (lambda: coupling([1], [1]).ranking("w"), ["'w'", "Legal: z"]),
+    "unknown row": (lambda: coupling([1], [1]).ranking("w"), ["'w'", "Choose from: z"]),
 }
 
 

@@ -80,7 +80,7 @@ def test_pca_data_by_name(fit):
     place = fit.subject.places[0]
     both = principal_frame(fit, place, "bases+sources")
     assert both.rank == 4
-    with pytest.raises(PlotError, match=r"Legal: bases, bases\+sources"):
+    with pytest.raises(PlotError, match=r"Choose from: bases, bases\+sources"):
         principal_frame(fit, place, "sources")
 
 
@@ -169,7 +169,7 @@ def test_one_grid_point_for_all_variables_or_one_each(problem, monkeypatch):
     assert {p.name for v in problem.variables for p in own.places[v]} == {"layer1"}
     shared = SelectPlaces(grid="shared")(problem, state)
     assert {p.name for v in problem.variables for p in shared.places[v]} == {"layer1", "layer2"}
-    with pytest.raises(PlotError, match="Legal: own, shared"):
+    with pytest.raises(PlotError, match="Choose from: own, shared"):
         SelectPlaces(grid="all")
 
 
@@ -226,7 +226,7 @@ def test_das_inside_the_support_touches_no_other_neuron(problem):
 def test_das_that_follows_a_handle_needs_one(problem):
     with pytest.raises(PlotError, match="no stage before has made one"):
         Method("lost", "", (TrainDas(Hint.paper()),)).run(problem)
-    with pytest.raises(PlotError, match="Legal: place, frame, support"):
+    with pytest.raises(PlotError, match="Choose from: place, frame, support"):
         TrainDas(inside="box")
 
 
@@ -256,5 +256,5 @@ def test_attribution_is_the_slope_of_the_loss_in_the_gain(problem):
 
 
 def test_an_unknown_coupling_is_refused():
-    with pytest.raises(PlotError, match="Legal: all, place, masked"):
+    with pytest.raises(PlotError, match="Choose from: all, place, masked"):
         Localize(coupling="both")

@@ -219,7 +219,7 @@ def localize(
         unit, handles = study.run(chosen, at_random)
     handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
     flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
-    notes = [said, *([f"some couplings say less than they seem to: {', '.join(flags)}"] if flags else [])]
+    notes = [said, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
     took = unit["runtimes"][0]

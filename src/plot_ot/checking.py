@@ -46,7 +46,7 @@ class Example:
     answer: str
     positions: Mapping[str, Span]
     tokens: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """With a tokenizer: each position's token from the end, and its text."""
+    """Each position's token, counted from the end, and its text; empty without a tokenizer."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Checkup:
     """Base answers, source answers and each variable's counterfactual answers, with how many pairs have each."""
     example: Example | None = None
     tokens: dict[str, list[str]] = field(default_factory=dict)
-    """Each answer's tokens, as texts."""
+    """The tokens of each answer, as texts."""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     strict: bool = False
@@ -76,16 +76,16 @@ class Checkup:
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The outcome in one line."""
         return "ready" if self.ready else f"not ready: {' | '.join(self.problems)}"
 
     def to_json(self) -> Json:
-        """As plain values."""
+        """The outcome as plain values, ready for JSON."""
         return {"ready": self.ready, **{k: v for k, v in asdict(self).items() if k != "strict"}}
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """A part whose failure is one more problem, so that the others are looked at too."""
+        """Collect the errors of one part of the check as problems, so that the other parts are checked too."""
         try:
             yield
         except PlotError as e:
@@ -121,7 +121,7 @@ def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = 
 
 
 def _read(hypothesis: Hypothesis | CausalModel, pairs: Any, found: Checkup) -> tuple[Tensor, Pairs | Tensor]:
-    """All input rows, and the pairs or rows as `localize` takes them."""
+    """Read all input rows, and the pairs or rows in the form that `localize` takes."""
     if isinstance(pairs, Tensor):
         return pairs, pairs
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(p, Tensor) for p in pairs):
@@ -163,7 +163,7 @@ def _look_at_banks(
 
 
 def _describe(found: Checkup, model: Hypothesis | CausalModel, bank: Bank) -> None:
-    """Counts over all pairs."""
+    """Count families, answers and changed variables over all pairs."""
     found.pairs = len(bank)
     found.families["all"] = _families(bank)
     columns = {"base": bank.base_answer, "source": bank.source_answer}
@@ -211,7 +211,7 @@ def _spelled(model: Hypothesis | CausalModel, answer: Any) -> str:
 
 
 def _look_at_prompts(found: Checkup, hypothesis: Hypothesis, rows: Tensor) -> None:
-    """Every prompt can be made, has its positions, and means one answer."""
+    """Check that every prompt can be made, has its named positions, and means one answer."""
     distinct = distinct_rows(rows)
     located = hypothesis.located(distinct)
     answers = [str(hypothesis.answers[k]) for k in hypothesis.causal.answer(distinct).tolist()]
@@ -236,7 +236,7 @@ def _look_at_tokens(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokeni
     found.tokens = {a: [tokenizer.decode([t]) for t in g] for a, g in zip(answers, groups, strict=True)}
     distinct = distinct_rows(rows)
     for prompt in hypothesis.render(distinct[:PROMPTS_TRIED]):
-        silent = prompts.unsaid(tokenizer, prompt, answers, groups)
+        silent = prompts.unreachable_answers(tokenizer, prompt, answers, groups)
         if silent:
             hint = " Remove the space at its end." if prompt[-1].isspace() else ""
             raise PlotError(

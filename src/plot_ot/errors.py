@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 MOST_NAMES = 40
-"""Legal names that a message lists."""
+"""The most names that a message lists."""
 
 
 class PlotError(Exception):
@@ -20,13 +20,13 @@ class PlotWarning(UserWarning):
 
 
 class CouplingWarning(PlotWarning):
-    """Some couplings of a stage are degenerate: they say less than they seem to."""
+    """Some couplings of a stage are degenerate, so that their masses mean little."""
 
 
-def unknown(kind: str, given: object, legal: Iterable[str]) -> NoReturn:
-    """Refuse an unknown name: name the legal ones and the closest of them."""
-    names = list(legal)
+def unknown(kind: str, given: object, choices: Iterable[str]) -> NoReturn:
+    """Refuse an unknown name: list the names to choose from, and suggest the closest."""
+    names = list(choices)
     close = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     more = f", ... ({len(names)} in all)" if len(names) > MOST_NAMES else ""
-    raise PlotError(f"Unknown {kind} '{given}'.{hint} Legal: {', '.join(names[:MOST_NAMES]) or '(none)'}{more}.")
+    raise PlotError(f"Unknown {kind} '{given}'.{hint} Choose from: {', '.join(names[:MOST_NAMES]) or '(none)'}{more}.")

@@ -27,7 +27,7 @@ from plot_ot.version import __version__
 
 FORMAT = "plot-ot handle 1"
 ENCODED_FORMAT = "plot-ot handle 2"
-"""Of handles that read through an encoder: a version that would not know it refuses the file."""
+"""The format of handles that read through an encoder; an earlier version of the library refuses such a file."""
 ENCODER_PARTS = ("bias", "features", "threshold", "rivals", "rival_bias")
 
 Value = bool | int | float | str | tuple["Value", ...]

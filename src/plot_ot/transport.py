@@ -35,7 +35,7 @@ PRACTICE_CAP = 30 * math.log(10)
 
 @dataclass(frozen=True)
 class Transport:
-    """Which coupling, by name, for which grid of parameters."""
+    """A kind of coupling, by name, and its grid of parameters."""
 
     kind: str = "eot"
     """`eot` balanced; `uot` relaxes both marginals; `uot-one-sided` only the sites'; `cosine` a softmax per row."""
@@ -64,7 +64,7 @@ class Transport:
 
 
 class Degeneracy(str, Enum):
-    """A way in which a coupling can say less than it seems to; its text is what files and tables hold."""
+    """A way in which a coupling can be uninformative; its text is what files and tables hold."""
 
     ONE_ROW = "one row"
     UNIFORM = "uniform plan"
@@ -78,7 +78,7 @@ class Degeneracy(str, Enum):
 
     @property
     def serious(self) -> bool:
-        """Whether the plan means nothing then; ties are broken by cost, and dead sites lose by theirs."""
+        """Whether the degeneracy makes the plan meaningless; ties are broken by cost, and dead sites lose by theirs."""
         return self not in (Degeneracy.SATURATED, Degeneracy.DEAD)
 
     @property
@@ -280,7 +280,7 @@ def from_scores(variables: Sequence[str], sites: Sequence[str], scores: Float[nd
 
 
 def _degeneracies(solution: Solution, kind: str, dead: list[str]) -> tuple[Flag, ...]:
-    """Why a coupling says less than it seems to."""
+    """The degeneracies of a coupling: why it says less than its numbers suggest."""
     plan, flags = solution.plan, list[Flag]()
     conditional = plan / plan.sum(axis=1, keepdims=True).clip(min=1e-300)
     if not solution.converged:
@@ -383,7 +383,7 @@ class _Dual:
     beta_columns: Float[ndarray, " g"]
 
     def _columns(self, f: ndarray, epsilon: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-        """log of P(row | column), of the column masses, and the second dual term."""
+        """The logarithms of P(row | column) and of the column masses, and the second dual term."""
         scores = self.log_a[:, None] + (f[:, :, None] - self.cost) / epsilon[:, None, None]
         log_s = _logsumexp(scores, axis=1)
         free = np.isfinite(self.beta_columns)

@@ -22,9 +22,9 @@ class Power:
     against_base: int
     """The counterfactual label differs from the base's answer: doing nothing is wrong."""
     against_source: int
-    """...from the source's answer: copying the source is wrong."""
+    """The counterfactual label differs from the source's answer: copying the source is wrong."""
     against_others: Mapping[str, int]
-    """...from what swapping another variable would give."""
+    """The counterfactual label differs from what swapping any other variable would give."""
     discriminating: int
 
     @property
@@ -33,7 +33,7 @@ class Power:
         return self.against_base > 0 and self.against_source == 0
 
     def missing(self, least: int = 1) -> list[str]:
-        """In words, what kinds of pair are too few to decide where the variable lives."""
+        """Say what kinds of pair are too few to decide where the variable lives."""
         gaps = []
         if self.against_base < least:
             gaps.append(f"pairs where swapping it changes the answer ({self.against_base})")
@@ -360,6 +360,6 @@ class Splits:
 
 
 def _common_rows(a: Tensor, b: Tensor) -> int:
-    """How many distinct rows stand in both."""
+    """Count the distinct rows that stand in both tensors."""
     codes = row_codes(torch.cat([a, b]))
     return len(set(codes[: len(a)].tolist()) & set(codes[len(a) :].tolist()))

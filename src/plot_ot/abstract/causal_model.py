@@ -121,7 +121,7 @@ class CausalModel:
     # -- checks ------------------------------------------------------------------------------------------
 
     def require(self, name: str) -> None:
-        """Refuse a name that is no variable with a mechanism."""
+        """Refuse a name that is not a variable with a mechanism."""
         if name not in self.mechanisms:
             unknown("variable", name, self.mechanisms)
 

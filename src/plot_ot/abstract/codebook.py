@@ -27,17 +27,17 @@ class Codebook:
         return code
 
 
-def typed(value: Any) -> Hashable:
-    """Inputs that are equal but written differently (1, 1.0, True) make different prompts."""
-    return type(value), tuple(map(typed, value)) if isinstance(value, tuple) else value
+def with_type(value: Any) -> Hashable:
+    """A value with its type: inputs that are equal but written differently (1, 1.0, True) make different prompts."""
+    return type(value), tuple(map(with_type, value)) if isinstance(value, tuple) else value
 
 
-def plain(value: Any, where: str) -> Any:
+def plain_input(value: Any, where: str) -> Any:
     """An input as plain Python: NumPy and torch values become Python's, lists become tuples; nothing missing."""
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return tuple(plain(v, where) for v in value)
+        return tuple(plain_input(v, where) for v in value)
     if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
         raise PlotError(f"{where} is missing (found {value}). Fill it in, or leave the input out.")
     if not isinstance(value, Hashable):
@@ -47,8 +47,8 @@ def plain(value: Any, where: str) -> Any:
     return value
 
 
-def settled(value: Any, before: str, after: str) -> Any:
-    """A function's value as something that can be told from others; the texts stand around it in an error."""
+def hashable_value(value: Any, before: str, after: str) -> Any:
+    """A function's value, if it can be told from others; an error puts it between the texts `before` and `after`."""
     if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", None) == 0:
         value = value.item()
     try:
@@ -63,6 +63,6 @@ def settled(value: Any, before: str, after: str) -> Any:
     return value
 
 
-def listed(values: Sequence[Any], most: int = 20) -> str:
-    """Values in an error message."""
+def list_values(values: Sequence[Any], most: int = 20) -> str:
+    """The values as a list for an error message, cut after `most`."""
     return ", ".join(repr(v) for v in values[:most]) + (f", ... ({len(values)} in all)" if len(values) > most else "")

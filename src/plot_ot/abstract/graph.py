@@ -32,7 +32,7 @@ class Graph(Protocol):
         ...
 
     def depth(self) -> dict[str, int]:
-        """Mechanisms between the inputs and each variable."""
+        """How many mechanisms lie between the inputs and each variable, at most."""
         ...
 
 
@@ -205,7 +205,7 @@ def _draw_graph(
 
 
 def _line(points: Sequence[Point], start: float, end: float) -> Any:
-    """From rim to rim: straight, or a smooth curve through the waypoints (Catmull-Rom)."""
+    """The line from rim to rim: straight, or a smooth curve through the waypoints (Catmull-Rom)."""
     from matplotlib.path import Path as Curve
 
     p = [_rim(points[0], points[1], start), *points[1:-1], _rim(points[-1], points[-2], end)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plot_ot.abstract import prompts
 from plot_ot.abstract.causal_model import CausalModel, Mechanism
-from plot_ot.abstract.codebook import Codebook, listed, plain, settled, typed
+from plot_ot.abstract.codebook import Codebook, hashable_value, list_values, plain_input, with_type
 from plot_ot.abstract.prompts import Encode
 from plot_ot.abstract.templates import Position, Prompts, Span, shown
 from plot_ot.errors import PlotError, unknown
@@ -177,7 +177,7 @@ class Hypothesis:
         batched = {n: Mechanism(p, self._batched(n, p, f)) for n, (p, f) in self._mechanisms.items()}
         wanted = [n for n in self._mechanisms if n != self._output and n not in self._aside]
         model = CausalModel(inputs, batched, self._output, wanted)
-        self._books = {n: Codebook(typed) for n in inputs}
+        self._books = {n: Codebook(with_type) for n in inputs}
         self._books |= {n: self._answers if n == self._output else Codebook() for n in self._mechanisms}
         return model
 
@@ -201,7 +201,7 @@ class Hypothesis:
             raise PlotError(
                 f"The function of '{name}' failed on {given}: {type(e).__name__}: {e}. Mend it, or the inputs."
             ) from e
-        value = settled(value, f"The function of '{name}' returned", f"on {given}")
+        value = hashable_value(value, f"The function of '{name}' returned", f"on {given}")
         if name == self._output:
             self._check_answer(value, given)
         return self._books[name].code(value)
@@ -216,7 +216,7 @@ class Hypothesis:
             if not self._open:
                 raise PlotError(
                     f"The output '{self._output}' returned {value!r:.80} on {given}, which is not among the answers "
-                    f"{listed(self.answers)}. Add it to `answers`, or mend the function."
+                    f"{list_values(self.answers)}. Add it to `answers`, or mend the function."
                 )
             if self._prompts is not None:
                 prompts.refuse_spaces([value])
@@ -238,7 +238,7 @@ class Hypothesis:
                 raise PlotError(
                     f"{where} {' and '.join(lacks)}: {dict(given)!r:.200}. Inputs are {', '.join(columns)}."
                 )
-            rows.append([self._books[c].code(plain(given[c], f"{where}, '{c}'")) for c in columns])
+            rows.append([self._books[c].code(plain_input(given[c], f"{where}, '{c}'")) for c in columns])
         self._seen |= dict.fromkeys(map(tuple, rows))
         return torch.tensor(rows, dtype=torch.long).reshape(len(rows), len(columns))
 
@@ -256,7 +256,7 @@ class Hypothesis:
         """The code of a value that was seen before."""
         book = self._book(name)
         if value not in book.values:
-            raise PlotError(f"'{name}' had no value {value!r:.80} so far. Seen: {listed(book.values)}.")
+            raise PlotError(f"'{name}' had no value {value!r:.80} so far. Seen: {list_values(book.values)}.")
         return book.code(value)
 
     def encode_inputs(self, rows: Rows) -> Float[Tensor, "rows inputs"]:
@@ -302,7 +302,7 @@ class Hypothesis:
         return [maker.located(given) for given in self.dicts(rows)]
 
     def encoder(self, tokenizer: Any, bos: int | None) -> Encode:
-        """Rows to tokens, after `bos` if the model wants one."""
+        """A function that turns rows into tokens, after `bos` if the model wants one."""
         return lambda rows: prompts.encode(self.render(rows), tokenizer, bos=bos)
 
     def token_positions(self, tokenizer: Any) -> dict[str, Callable[[Tensor], Int[Tensor, " rows"]]]:
@@ -341,7 +341,7 @@ class Hypothesis:
 
     @property
     def answers(self) -> tuple[Any, ...]:
-        """Output code k is answers[k]."""
+        """The answers in the order of their codes: output code k is `answers[k]`."""
         return tuple(self._answers.values)
 
     def answer_tokens(self, tokenizer: Any) -> list[list[int]]:
@@ -361,7 +361,7 @@ class Hypothesis:
         return groups
 
     def _explore(self, draws: int = 8) -> None:
-        """See the answers that the inputs coded so far can lead to."""
+        """Compute the answers that the inputs coded so far can lead to."""
         rows = torch.tensor(list(self._seen), dtype=torch.long).reshape(len(self._seen), len(self.causal.inputs))
         self.causal.answer(rows)
         generator = torch.Generator().manual_seed(0)
@@ -380,11 +380,13 @@ class Hypothesis:
             raise PlotError("`answers` is empty: give the answers, or leave it out to collect them.")
         if len(set(given)) < len(given):
             twice = [a for k, a in enumerate(given) if a in given[:k]]
-            raise PlotError(f"Answers must differ; found {listed(twice)} more than once.")
+            raise PlotError(f"Answers must differ; found {list_values(twice)} more than once.")
         if self._prompts is not None:
             wrong = [a for a in given if not isinstance(a, str)]
             if wrong:
-                raise PlotError(f"With a template answers are texts; found {listed(wrong)}. Write them as strings.")
+                raise PlotError(
+                    f"With a template answers are texts; found {list_values(wrong)}. Write them as strings."
+                )
             prompts.refuse_spaces(given)
         for answer in given:
             self._answers.code(answer)

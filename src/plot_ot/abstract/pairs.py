@@ -18,16 +18,16 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.abstract.codebook import plain
+from plot_ot.abstract.codebook import plain_input
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.safe_reading import open_ordinary
 
 SPLITS = ("fit", "calibration", "test")
 MOST_ROWS = 1_000_000
-"""Rows of a source that does not say how many are wanted."""
+"""The most rows that are read from a source without a `limit`."""
 LONGEST_LINE = 1 << 20
-"""Bytes of one line of a file."""
+"""The most bytes that one line of a file may have."""
 LABELS = ("family", "split")
 
 Given = dict[str, Any]
@@ -198,11 +198,11 @@ def _checked(where: str, side: str, given: Any) -> Given:
     for name in given:
         if not isinstance(name, str):
             raise PlotError(f"{inside}: inputs are called by names; found the key {name!r}.")
-    return {name: plain(value, f"{inside}, '{name}'") for name, value in given.items()}
+    return {name: plain_input(value, f"{inside}, '{name}'") for name, value in given.items()}
 
 
 def _label(label: str, found: Sequence[Mapping[str, Any]], where: Sequence[str]) -> tuple[str, ...] | None:
-    """A column of names that stands in all rows or in none."""
+    """Read a column of names that must stand in all rows or in none."""
     there = [label in row for row in found]
     if not any(there):
         return None
@@ -215,7 +215,7 @@ def _label(label: str, found: Sequence[Mapping[str, Any]], where: Sequence[str])
         if not isinstance(name, str) or not name:
             raise PlotError(f"{at}: `{label}` must be a name; found {name!r:.80}.")
         if label == "split" and name not in SPLITS:
-            raise PlotError(f"{at}: unknown split '{name}'. Legal: {', '.join(SPLITS)}.")
+            raise PlotError(f"{at}: unknown split '{name}'. Choose from: {', '.join(SPLITS)}.")
     return tuple(names)
 
 
@@ -313,7 +313,7 @@ def _jsonl(path: Path) -> Iterator[Line]:
             row = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
         except (ValueError, RecursionError) as e:
             reason = f"{e.msg} at column {e.colno}" if isinstance(e, json.JSONDecodeError) else str(e)
-            raise PlotError(f"{where} is no JSON: {reason}. Every line must be one JSON object.") from e
+            raise PlotError(f"{where} is not JSON: {reason}. Every line must be one JSON object.") from e
         yield where, row
 
 

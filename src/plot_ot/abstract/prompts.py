@@ -15,7 +15,7 @@ from plot_ot.errors import PlotError
 Encoded = tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]
 """Token ids, padded on the left, and the attention mask."""
 Encode = Callable[[Tensor], Encoded]
-"""Input rows to tokens."""
+"""A function that turns input rows into tokens."""
 
 
 # -- text to tokens ---------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def token_spans(tokenizer: Any, texts: Sequence[str]) -> list[list[Span]]:
 
 
 def _decoded_spans(tokenizer: Any, text: str) -> list[Span]:
-    """A token's text is what its decoding adds; the bytes of a cut character count to the token that completes it."""
+    """Find every token's characters by decoding; those of a cut character belong to the token that completes it."""
     ids = list(tokenizer([text], add_special_tokens=False)["input_ids"][0])
     spans, done = [], 0
     for k in range(len(ids)):
@@ -146,7 +146,9 @@ def _unlike(tokenizer: Any, answers: Sequence[str], spelled: Sequence[Mapping[st
     ]
 
 
-def unsaid(tokenizer: Any, prompt: str, answers: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
+def unreachable_answers(
+    tokenizer: Any, prompt: str, answers: Sequence[str], groups: Sequence[Sequence[int]]
+) -> list[str]:
     """The answers that cannot follow this prompt as one of their tokens.
 
     A prompt that ends in a space is the usual cause: tokenizers put the space into the answer's token.

@@ -35,7 +35,7 @@ class Relabelled(CausalModel):
 
 
 def shuffled(banks: Sequence[Bank], generator: torch.Generator) -> list[Bank]:
-    """The banks with every variable's values dealt out anew to all their inputs, the same way in all banks.
+    """The banks with every variable's values shuffled over all their inputs, the same way in all banks.
 
     A pair is changed where its two new values differ. Its label is then the answer with the variable set to a value
     that it does not have on the base: the source's new one, or where the base happens to have that, the base's new one.

@@ -1,4 +1,4 @@
-"""From a user's inputs or pairs to banks: what the network answers, split without overlap, labelled."""
+"""Banks from a user's own inputs or pairs: those that the network answers right, split without overlap, labelled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def from_inputs(
     fit, calibration, held_out = rows.split([half, rest // 2, rest - rest // 2])
 
     def draw(pool: Tensor, name: str) -> Bank:
-        """Equal shares for every set of changed variables: rare kinds of pair are no less tested."""
+        """Draw equal shares of every set of changed variables, so that rare kinds of pair are tested too."""
         wanted = size
         while True:
             try:
@@ -98,7 +98,7 @@ def from_pairs(causal: CausalModel, pairs: Pairs, right: Right, generator: torch
 
 
 def _parts_by_base(base: Int[Tensor, "pairs inputs"], generator: torch.Generator) -> Int[Tensor, " pairs"]:
-    """0, 1 or 2 per pair: no base input stands in two parts."""
+    """The part (0, 1 or 2) of every pair; no base input stands in two parts."""
     codes = row_codes(base)
     count = int(codes.max()) + 1
     if count < 3:

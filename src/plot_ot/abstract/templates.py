@@ -32,7 +32,7 @@ class Field:
     spec: str = ""
 
     def format(self, value: object) -> str:
-        """As `str.format` would write the value."""
+        """Write the value as `str.format` would."""
         change: dict[str, Callable[[object], object]] = {"r": repr, "s": str, "a": ascii}
         return format(change[self.conversion](value) if self.conversion else value, self.spec)
 
@@ -163,7 +163,7 @@ class Prompts:
 
     @staticmethod
     def _once(name: str, template: Template, piece: Template) -> tuple[int, int]:
-        """Where a position's piece stands among the template's."""
+        """Where a position's piece stands in the template; refuses a piece that stands there twice or not at all."""
         found = template.find(piece)
         if len(found) != 1:
             raise PlotError(
@@ -200,7 +200,7 @@ def _called(function: Callable[[dict[str, Any]], Any], given: Mapping[str, Any],
 
 
 def _found(answer: Any, prompt: str) -> Span:
-    """What a position's function gave, as characters of the prompt."""
+    """Turn what a position's function returned into characters of the prompt."""
     match answer:
         case str():
             return find_text(prompt, answer)

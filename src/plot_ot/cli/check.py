@@ -41,7 +41,7 @@ def check_task(
         ),
     ],
     pairs: Annotated[
-        Path | None, typer.Option(help="Pairs or inputs in a .jsonl or .csv file, in place of the task file's.")
+        Path | None, typer.Option(help="Pairs or inputs in a .jsonl or .csv file, instead of the task file's.")
     ] = None,
     tokenizer: Annotated[
         str | None,

@@ -37,21 +37,21 @@ console = Terminal(width=None if sys.stdout.isatty() else 120)
 errors = Terminal(stderr=True)
 
 Methods = Annotated[str | None, typer.Option(help="Comma-separated methods (default: all; see `plot-ot list`).")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds.")]
 First = Annotated[int, typer.Option(min=0, help="The first seed.")]
 Out = Annotated[Path, typer.Option(help="Run directory; an interrupted run there is continued.")]
 Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) or 'balanced' over (z_WX, z_YZ).")]
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
-PairCount = Annotated[int, typer.Option(help="Sensitive, and as many invariant, pairs per variable and bank.")]
+PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
-Detail = Annotated[bool, typer.Option(help="Also what calibration chose, and every coupling's flags.")]
+Detail = Annotated[bool, typer.Option(help="Also show what calibration chose, and the flags of every coupling.")]
 Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
 Bits = Annotated[int, typer.Option(help="Bits per number.")]
 RecipeName = Annotated[str, typer.Option("--recipe", help="Training: 'paper' (250 epochs) or 'first-exact'.")]
 SplitName = Annotated[str, typer.Option("--split", help="Bases: 'round-robin' (the paper's) or 'proportional'.")]
-EngineName = Annotated[str, typer.Option("--engine", help="Who works: this 'process', or workers on 'ray'.")]
+EngineName = Annotated[str, typer.Option("--engine", help="Execution engine: this 'process', or workers on 'ray'.")]
 Address = Annotated[
     str | None,
     typer.Option(help="The Ray cluster's address (default: RAY_ADDRESS, or a cluster of this machine alone)."),

@@ -19,20 +19,20 @@ from plot_ot.methods import Method, pick
 from plot_ot.planner import Machine, Plan, Scene, Shape, machine_by_name, predict
 from plot_ot.report import tables
 from plot_ot.tasks import TASKS, Task
-from plot_ot.tasks.planning import planned
+from plot_ot.tasks.planning import scene_and_methods
 from plot_ot.tasks.text_data import Sizes
 
 Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
 ]
-Adapter = Annotated[str | None, typer.Option(help="Its adapter; it is merged, and changes no cost.")]
+Adapter = Annotated[str | None, typer.Option(help="The model's adapter; merging it changes no cost.")]
 MachineName = Annotated[
     str | None, typer.Option("--machine", help="'this' (measured now; the default), 'h100' or 'a100'.")
 ]
-Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine in place of a preset's numbers.")]
-Gpus = Annotated[int | None, typer.Option(min=1, help="How many GPUs there are.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine instead of using a preset's numbers.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="Number of GPUs.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Workers, as of `run --engine ray --workers` (default: one per GPU).")
+    int | None, typer.Option(min=1, help="Workers, as in `run --engine ray --workers` (default: one per GPU).")
 ]
 Cores = Annotated[int, typer.Option(min=1, help="Torch threads of the measurement.")]
 Flops = Annotated[float | None, typer.Option(help="FLOP/s of large products on one device.")]
@@ -52,7 +52,9 @@ SplitName = Annotated[
 Fit = Annotated[int | None, typer.Option(help="Language tasks: fit pairs (default: 200).")]
 Pairs = Annotated[
     int | None,
-    typer.Option(help="Language tasks: sensitive, and as many invariant, pairs per variable and bank (default: 100)."),
+    typer.Option(
+        help="Language tasks: sensitive pairs per variable and bank, and as many invariant ones (default: 100)."
+    ),
 ]
 Budget = Annotated[
     float | None,
@@ -95,7 +97,7 @@ def options_of(task: type[Task]) -> list[str]:
 
 
 def list_all() -> None:
-    """Tasks and their methods."""
+    """List the tasks and their methods."""
     for make in TASKS.values():
         task = make()
         table = tables.plain_table(f"{task.name}: {task.summary}")
@@ -153,7 +155,7 @@ def explain(
     configured = task_by_name(task, {option: value for option, value in given.items() if value is not None})
     name = "this" if measured else machine or ("this" if flops is None else "h100")
     own = dtype or ("bfloat16" if name != "this" or torch.cuda.is_available() else "float32")
-    scene, offered = planned(configured, seed, own)
+    scene, offered = scene_and_methods(configured, seed, own)
     if not scene.shape.language:
         own = dtype or "float32"
     like = max(16, min(2048, scene.shape.width))
@@ -234,7 +236,7 @@ def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     console.print(RANGE, highlight=False)
     for name in sorted({s for p in plans for s in p.not_counted}):
         loud = Text(f"Not counted: {name}.", style="bold red")
-        console.print(loud + " It does not tell what it computes (`forecast`): its methods take more than planned.")
+        console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
 
 
 def _machine_words(machine: Machine) -> str:
@@ -248,7 +250,7 @@ def _machine_words(machine: Machine) -> str:
 
 
 def _spread_words(machine: Machine, plans: Sequence[Plan]) -> str:
-    """Who works: what workers change, and what they do not."""
+    """Say in words how the work is spread over workers: what they change, and what they do not."""
     spread, held = plans[0].spread, max((p.memory for p in plans), key=lambda m: m.total)
     where = f" of {spread.devices} GPUs" if spread.devices > 1 else ""
     words = f"One replica{where}, in this process."
@@ -284,9 +286,9 @@ PARTS = {
 
 
 RANGE = (
-    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only once it ran: "
-    "lowest is if they are late, where few blocks are left to run, highest if early; the number before is an average "
-    "over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
+    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only after it has "
+    "run: `lowest` assumes late places, where few blocks are left to run, `highest` early ones; the number before is "
+    "an average over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
 )
 FLOP = {1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP"}
 BYTE = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
@@ -294,15 +296,17 @@ TIME = {3600.0: "h", 60.0: "min", 1.0: "s", 1e-3: "ms"}
 
 
 def _short(x: float, units: Mapping[float, str]) -> str:
-    """In the largest unit that leaves at least 1; nothing for nothing."""
+    """Write a number in the largest unit that leaves at least 1; zero is written as nothing."""
     unit = next((u for u in units if x >= u), min(units))
     number = f"{x / unit:,.0f}" if x >= 100 * unit else f"{x / unit:.3g}"
     return f"{number} {units[unit]}" if x else ""
 
 
 def _clock(seconds: float) -> str:
-    """As many digits as a plan can know: one, or two where the first is a 1. Minutes from two of them on, hours
-    likewise."""
+    """Write a time with the digits that a plan can know: one, or two where the first is a 1.
+
+    Minutes are used from two minutes on, hours from two hours on.
+    """
     if not seconds:
         return ""
     unit = next((u for u in TIME if (u <= 1 or seconds >= 2 * u) and seconds >= u), min(TIME))

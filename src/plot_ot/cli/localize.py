@@ -54,7 +54,7 @@ def localize_task(
     quiet: Quiet = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Where in a model do the variables of a task file live? Writes handles and a report."""
+    """Find where the variables of a task file live in a model; write handles and a report."""
     if debug:
         os.environ["PLOT_OT_DEBUG"] = "1"
     if (out / "manifest.json").exists():

@@ -42,14 +42,15 @@ Questions = Annotated[
     typer.Option(help="Questions in the public copycolors_mcqa format: .json, .jsonl, .parquet, or a hub data set."),
 ]
 Model = Annotated[
-    str, typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file ('tiny' ships with us).")
+    str,
+    typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file ('tiny' is in the package)."),
 ]
 Adapter = Annotated[str | None, typer.Option(help="A LoRA adapter: one that ships for the model, or a directory.")]
 Phi = Annotated[str, typer.Option(help="Effects: 'stack' of answer logits, 'family' means (paper), 'probability'.")]
 Calibration = Annotated[str, typer.Option(help="Pairs to choose on: 'balanced', or sensitive ones only ('paper').")]
 Grid = Annotated[str, typer.Option(help="(ε, β): each variable's 'own', or one 'shared' by all.")]
 HintRule = Annotated[str, typer.Option("--hint", help="DAS sizes around a handle's: 'paper' or 'practice'.")]
-DasEvery = Annotated[int, typer.Option(min=1, help="Full DAS at every n-th block only.")]
+DasEvery = Annotated[int, typer.Option(min=1, help="Run full DAS at every n-th block only.")]
 DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
 DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
 Fit = Annotated[int, typer.Option(help="Fit pairs.")]
@@ -157,7 +158,7 @@ TINY_WORDS = {
 def models(
     get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
 ) -> None:
-    """Language models that can be used by name, and the adapters that ship for them."""
+    """List the language models that can be used by name, and the adapters that ship for them."""
     if get:
         console.print(f"{get}: {fetch(get)}", highlight=False)
     table = tables.plain_table("Models")

@@ -52,7 +52,7 @@ def print_run(run: Reading, detail: bool = False) -> None:
 
 
 def _guarded(part: Callable[[], None]) -> None:
-    """Damaged results must not cost the reader the tables that can be shown."""
+    """Print one part; damaged results must not cost the reader the parts that can be shown."""
     try:
         part()
     except UNEXPECTED as e:
@@ -126,7 +126,7 @@ def table(
     every: Annotated[bool, typer.Option("--all", help="Every method of the run, not only the paper's.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write to a file instead of printing.")] = None,
 ) -> None:
-    """The paper's tables with a run's numbers, row by row; runs of several widths of the adder stand side by side."""
+    """Print the paper's tables with a run's numbers; runs of the adder with several widths stand side by side."""
     from plot_ot.report.paper_tables import FORMATS, paper_tables, render
 
     if format not in FORMATS:

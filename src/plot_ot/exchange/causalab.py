@@ -20,7 +20,7 @@ from safetensors.torch import save
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.exchange.fold import EXACT, only_edit, principal, shape_of
-from plot_ot.exchange.names import spelled
+from plot_ot.exchange.names import parse_place_name
 from plot_ot.exchange.torch_files import tensor_of
 from plot_ot.files.safe_reading import UNREADABLE, parse_json
 from plot_ot.files.writing import to_json, write_atomically
@@ -35,7 +35,7 @@ COMPONENTS = {
     "mlp_output": "mlp_output",
     "head_output": "attention_premix",
 }
-"""Our kinds of places -> causalab's components."""
+"""causalab's component for each kind of place."""
 
 
 def to_causalab(
@@ -54,7 +54,7 @@ def to_causalab(
     what it says of the subspace: its loader refuses a bundle that says otherwise. The token position is the document's.
     """
     edit = only_edit(handle, TARGET)
-    at, found = spelled(edit.place), principal(edit)
+    at, found = parse_place_name(edit.place), principal(edit)
     if found is None or not bool((found.strengths > 0).all()):
         raise PlotError(
             f"{TARGET} holds symmetric edits of positive strength; at {edit.place.name} the handle for "
@@ -123,7 +123,7 @@ def from_causalab(
 
 
 def _rounded(strengths: torch.Tensor) -> torch.Tensor:
-    """Strengths of 1 but for rounding are 1."""
+    """Replace strengths that differ from 1 by rounding only by 1."""
     return torch.where((strengths - 1).abs() < 10 * EXACT, 1.0, strengths).float()
 
 

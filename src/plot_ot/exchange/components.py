@@ -26,7 +26,7 @@ NAMES = {
     "mlp_output": "mlp_output",
     "head_output": "head_attention_value_output",
 }
-"""Our kinds of places -> pyvene's components."""
+"""pyvene's component for each kind of place."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Component:
     layer: int
     unit: str
     width: int
-    """Width of what an intervention sees."""
+    """The width of what an intervention sees."""
     columns: slice
-    """Where the place's vector is in it."""
+    """The columns of what an intervention sees that hold the place's vector."""
     head: int | None = None
     units: int = 1
-    """How many tokens it sees at once."""
+    """How many tokens an intervention sees at once."""
     flat: bool = True
-    """Whether it sees one vector [d] and not several that the subject flattens into one."""
+    """Whether an intervention sees one vector [d], and not several that the subject flattens into one."""
 
 
 POSITIONAL = "first_argument"
@@ -60,7 +60,7 @@ class PlainModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """pyvene asks for it."""
+        """The device of the parameters, which pyvene asks a model for."""
         return next((p.device for p in self.parameters()), torch.device("cpu"))
 
     def forward(self, **given: Any) -> Any:

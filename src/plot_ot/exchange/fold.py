@@ -77,8 +77,8 @@ def factors(edit: Edit) -> tuple[Float[Tensor, "d k"], Float[Tensor, "d k"]]:
     return read[:, used].double(), write[:, used].double() * gains[used]
 
 
-def touching(handle: Handle, target: str) -> list[Edit]:
-    """The edits that change something; refuses what no linear format holds."""
+def effective_edits(handle: Handle, target: str) -> list[Edit]:
+    """The edits of a handle that change something; refuses edits that no linear format holds."""
     for edit in handle.edits:
         if edit.frame.encoder is not None:
             raise PlotError(
@@ -93,7 +93,7 @@ def touching(handle: Handle, target: str) -> list[Edit]:
 
 def only_edit(handle: Handle, target: str) -> Edit:
     """The one edit of a handle, for formats that hold one place."""
-    edits = touching(handle, target)
+    edits = effective_edits(handle, target)
     if len(edits) > 1:
         raise PlotError(
             f"{target} holds one place, but the handle for '{handle.variable}' edits {len(edits)}: "
@@ -103,7 +103,7 @@ def only_edit(handle: Handle, target: str) -> Edit:
 
 
 def shape_of(edit: Edit) -> str:
-    """In words, what keeps an edit from being a plain swap."""
+    """Say in words why an edit is not a plain swap."""
     found = principal(edit)
     if found is None:
         return "an oblique edit (what it reads is not what it writes)"

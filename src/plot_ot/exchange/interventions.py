@@ -26,7 +26,7 @@ class _Edit(TrainableIntervention):  # type: ignore[misc] # untyped; "trainable"
         return (a + self.change(source.flatten(1).float() - a)).reshape(base.shape).to(base.dtype)
 
     def change(self, difference: Float[Tensor, "rows d"]) -> Float[Tensor, "rows d"]:
-        """M (a_source - a)."""
+        """The change M (a_source - a) that the edit makes."""
         raise NotImplementedError
 
 

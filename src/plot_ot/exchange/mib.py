@@ -22,7 +22,7 @@ from torch import Tensor
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.exchange.fold import neurons, only_edit, principal, shape_of
-from plot_ot.exchange.names import spelled
+from plot_ot.exchange.names import parse_place_name
 from plot_ot.exchange.torch_files import RotateLayer, most_bytes, rotation_in, to_bytes
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_torch_file
 from plot_ot.files.writing import write_atomically
@@ -45,7 +45,7 @@ def to_mib(handle: Handle, directory: str | os.PathLike[str], *, token: str | No
     last token. Gives the path that the three names begin with.
     """
     edit = only_edit(handle, TARGET)
-    at = spelled(edit.place)
+    at = parse_place_name(edit.place)
     if at.kind not in ("block_output", "head_output"):
         raise PlotError(f"{TARGET} is for the residual stream or an attention head, not for {edit.place.name}.")
     token = token or at.position or LAST_TOKEN

@@ -14,8 +14,8 @@ _NAME = re.compile(rf"(?P<kind>{'|'.join(KINDS)})\.(?P<layer>\d+)(?:\.(?P<head>\
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """Kind, block, head and token of a place; the last token has no name."""
+class PlaceName:
+    """The parts of a place's name: kind, block, head and token; the last token has no name."""
 
     kind: str
     layer: int
@@ -23,14 +23,14 @@ class Spelled:
     position: str | None
 
 
-def spelled(place: Place) -> Spelled:
+def parse_place_name(place: Place) -> PlaceName:
     """Take a place's name apart; refuses places of other networks than language models."""
     found = _NAME.fullmatch(place.name)
     if found is None or (found["kind"] == "head_output") != (found["head"] is not None):
         raise PlotError(
-            f"'{place.name}' is no place of a language model; this format is for block_output.3 and the like."
+            f"'{place.name}' is not a place of a language model; this format is for places such as block_output.3."
         )
     if found["position"] == ALL:
         raise PlotError(f"{place.name} is all tokens of a prompt at once; this format is for one token.")
     head = None if found["head"] is None else int(found["head"])
-    return Spelled(found["kind"], int(found["layer"]), head, found["position"])
+    return PlaceName(found["kind"], int(found["layer"]), head, found["position"])

@@ -44,8 +44,8 @@ FIELDS = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """One intervention as it was found."""
+class FoundIntervention:
+    """One intervention of a live or a saved pyvene model."""
 
     kind: str
     representation: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Found:
     """How many of the leading coordinates pyvene swaps; all if None."""
     state: Mapping[str, Any] | Path
     place: str | None = None
-    """Where plot-ot took it from, if it was us who wrote it."""
+    """The name of the handle's place, if `to_pyvene` wrote the intervention."""
     subspaces: Sequence[int] | None = None
 
 
@@ -87,7 +87,7 @@ def from_pyvene(
 
 
 def _handle(
-    found: list[Found],
+    found: list[FoundIntervention],
     subject: Subject,
     variable: str,
     place: str | Sequence[str] | None,
@@ -109,14 +109,14 @@ def _handle(
 # -- what is there ----------------------------------------------------------------------------------------------------
 
 
-def _alive(model: Any) -> list[Found]:
+def _alive(model: Any) -> list[FoundIntervention]:
     note = _note(getattr(model.config, "plot_ot", None), len(model.interventions))
     found = []
     for k, (key, intervention) in enumerate(model.interventions.items()):
         kind = type(intervention)
         swapped = intervention.interchange_dim
         found.append(
-            Found(
+            FoundIntervention(
                 _kind(f"{kind.__module__}.{kind.__qualname__}"),
                 model.representations[key]._asdict(),
                 None if swapped is None else int(swapped),
@@ -127,7 +127,7 @@ def _alive(model: Any) -> list[Found]:
     return _some(found)
 
 
-def _saved(directory: Path) -> list[Found]:
+def _saved(directory: Path) -> list[FoundIntervention]:
     config = parse_json(read_bytes(directory / "config.json", 16 << 20))
     if not isinstance(config, dict):
         raise ValueError("config.json is not an object")
@@ -143,11 +143,13 @@ def _saved(directory: Path) -> list[Found]:
         if file.parent != directory or not key.replace("#", "_").replace("[", "_").replace("]", "_").isidentifier():
             raise ValueError(f"a component whose file would be {file.name!r}")
         state: Mapping[str, Any] | Path = {} if kind == "VanillaIntervention" else file
-        found.append(Found(kind, representation, None if swapped is None else int(swapped), state, *note[k]))
+        found.append(
+            FoundIntervention(kind, representation, None if swapped is None else int(swapped), state, *note[k])
+        )
     return _some(found)
 
 
-def _some(found: list[Found]) -> list[Found]:
+def _some(found: list[FoundIntervention]) -> list[FoundIntervention]:
     if not found:
         raise ValueError("no intervention at all")
     return found
@@ -182,7 +184,7 @@ def _key(representation: Mapping[str, Any], seen: dict[str, int]) -> str:
 
 
 def _note(note: Any, count: int) -> list[tuple[str | None, Sequence[int] | None]]:
-    """Places and subspaces that `to_pyvene` left in the configuration."""
+    """Read the places and subspaces that `to_pyvene` noted in the configuration."""
     if not isinstance(note, dict):
         return [(None, None)] * count
     places, subspaces = note["places"], note["subspaces"]
@@ -191,7 +193,7 @@ def _note(note: Any, count: int) -> list[tuple[str | None, Sequence[int] | None]
     return [(str(p), s) for p, s in zip(places, subspaces, strict=True)]
 
 
-def _place(found: Found, subject: Subject) -> Place:
+def _place(found: FoundIntervention, subject: Subject) -> Place:
     """The place of a representation: its component's, at the last token."""
     said, layer = str(found.representation["component"]), found.representation["layer"]
     path = said.replace("[", ".").replace("]", "")
@@ -216,7 +218,7 @@ def _place(found: Found, subject: Subject) -> Place:
 # -- what it does -----------------------------------------------------------------------------------------------------
 
 
-def _edit(found: Found, subject: Subject, place: Place, subspaces: Sequence[int] | None) -> Edit:
+def _edit(found: FoundIntervention, subject: Subject, place: Place, subspaces: Sequence[int] | None) -> Edit:
     d, columns, units = place.width, slice(0, place.width), 1
     if isinstance(subject, DecoderSubject):
         at, units = spot(subject, place), spot(subject, place).tokens
@@ -236,7 +238,7 @@ def _edit(found: Found, subject: Subject, place: Place, subspaces: Sequence[int]
     return Edit(place, Frame(place.width, frame.read[columns], write, frame.kind), gains)
 
 
-def _read(found: Found, d: int, chosen: list[int] | None) -> tuple[Frame, Float[Tensor, " r"]]:
+def _read(found: FoundIntervention, d: int, chosen: list[int] | None) -> tuple[Frame, Float[Tensor, " r"]]:
     """Frame and gains of an intervention on vectors of width d."""
     state = read_torch_file(found.state, most_bytes(d)) if isinstance(found.state, Path) else found.state
     if not isinstance(state, Mapping):
@@ -268,7 +270,7 @@ def _read(found: Found, d: int, chosen: list[int] | None) -> tuple[Frame, Float[
     return Frame(d, rotation[:, used], None, "rotation"), gains[used]
 
 
-def _parts(found: Found, subspaces: Sequence[int] | None, place: Place) -> list[int] | None:
+def _parts(found: FoundIntervention, subspaces: Sequence[int] | None, place: Place) -> list[int] | None:
     """The coordinates of the chosen parts of a subspace partition; None where there is none to choose from."""
     partition = found.representation.get("subspace_partition")
     if partition is None:

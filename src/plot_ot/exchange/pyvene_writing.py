@@ -24,14 +24,14 @@ from torch import Tensor
 
 from plot_ot.errors import PlotError
 from plot_ot.exchange.components import Component, component, encoded, pyvene_library, pyvene_model, tokens
-from plot_ot.exchange.fold import factors, neurons, principal, shape_of, touching
+from plot_ot.exchange.fold import effective_edits, factors, neurons, principal, shape_of
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import Subject
 from plot_ot.version import __version__
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenIntervention:
     """An edit as an intervention: its class, what its representation says, the tensors that go into it."""
 
     at: Component
@@ -43,7 +43,7 @@ class Written:
 
     @property
     def subspaces(self) -> list[int] | None:
-        """Which parts of the partition to swap, as pyvene is told with every call."""
+        """The parts of the partition to swap, which pyvene is told with every call."""
         return None if self.partition is None else list(range(len(self.partition)))
 
 
@@ -80,7 +80,7 @@ def to_pyvene(
         "version": __version__,
         "variable": handle.variable,
         "subject": handle.subject,
-        "places": [e.place.name for e in touching(handle, "pyvene")],
+        "places": [e.place.name for e in effective_edits(handle, "pyvene")],
         "subspaces": [w.subspaces for w in written],
     }
     config = pyvene.IntervenableConfig(
@@ -107,7 +107,7 @@ def pyvene_inputs(handle: Handle, subject: Subject, base: Tensor, source: Tensor
     written = _written(handle, subject)
     if len(base) != len(source) or not len(base):
         raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
-    places = [e.place for e in touching(handle, "pyvene")]
+    places = [e.place for e in effective_edits(handle, "pyvene")]
     sides = [tokens(subject, places, rows) for rows in (source, base)]
     subspaces = [None if w.subspaces is None else [w.subspaces] * len(base) for w in written]
     pair = tuple([_locations(w.at, at) for w, at in zip(written, side, strict=True)] for side in sides)
@@ -127,24 +127,26 @@ def _locations(at: Component, token: Tensor | None) -> Any:
     return positions if at.head is None else [[[at.head]] * len(positions), positions]
 
 
-def _written(handle: Handle, subject: Subject, native_only: bool = False) -> list[Written]:
+def _written(handle: Handle, subject: Subject, native_only: bool = False) -> list[WrittenIntervention]:
     handle.require(subject)
     pyvene_library()
-    return [_write(edit, component(subject, edit.place), native_only) for edit in touching(handle, "pyvene")]
+    return [_write(edit, component(subject, edit.place), native_only) for edit in effective_edits(handle, "pyvene")]
 
 
-def _write(edit: Edit, at: Component, native_only: bool) -> Written:
+def _write(edit: Edit, at: Component, native_only: bool) -> WrittenIntervention:
     first, d = at.columns.start, at.width
     chosen, found = neurons(edit), None if edit.frame.read is None else principal(edit)
     if found is not None and found.swaps and found.basis.shape[1] == d:
         chosen = list(range(d))  # every direction: the whole vector
     if chosen is not None and len(chosen) == d:
-        return Written(at, "VanillaIntervention")
+        return WrittenIntervention(at, "VanillaIntervention")
     if at.flat and chosen is not None:
-        return Written(at, "VanillaIntervention", partition=_runs([first + i for i in chosen]))
+        return WrittenIntervention(at, "VanillaIntervention", partition=_runs([first + i for i in chosen]))
     if at.flat and found is not None and found.swaps:
         rotation = _padded(found.basis, at)
-        return Written(at, "LowRankRotatedSpaceIntervention", rotation.shape[1], tensors={"rotation": rotation})
+        return WrittenIntervention(
+            at, "LowRankRotatedSpaceIntervention", rotation.shape[1], tensors={"rotation": rotation}
+        )
     if native_only:
         why = shape_of(edit) if at.flat else "an activation that is not a vector per row"
         raise PlotError(
@@ -152,13 +154,15 @@ def _write(edit: Edit, at: Component, native_only: bool) -> Written:
             f"the handle has {why}. Leave out native_only to write it with plot-ot's intervention classes."
         )
     if edit.frame.read is None:
-        return Written(at, "GainIntervention", tensors={"gains": _padded(edit.gains.detach().cpu().float(), at)})
+        return WrittenIntervention(
+            at, "GainIntervention", tensors={"gains": _padded(edit.gains.detach().cpu().float(), at)}
+        )
     read, write = (_padded(t.float(), at) for t in factors(edit))
-    return Written(at, "FrameIntervention", read.shape[1], tensors={"read": read, "write": write})
+    return WrittenIntervention(at, "FrameIntervention", read.shape[1], tensors={"read": read, "write": write})
 
 
 def _padded(part: Float[Tensor, "d ..."], at: Component) -> Float[Tensor, "width ..."]:
-    """Zeros where the unit has columns that are not the place's."""
+    """Fill a place's values up with zeros where pyvene's unit has columns that are not the place's."""
     whole = part.new_zeros(at.width, *part.shape[1:])
     whole[at.columns] = part
     return whole
@@ -179,7 +183,7 @@ def _class(kind: str) -> type:
 
 
 def _save(made: Any, directory: Path) -> None:
-    """All of the directory or nothing: pyvene writes beside it, then it gets its name."""
+    """Save the whole directory or nothing: pyvene writes into a temporary one, which is then renamed."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise PlotError(f"{directory} is there already and is not an empty directory. Choose another name.")
     try:

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import orthogonal
 
 
 def to_bytes(value: Any) -> bytes:
-    """What torch.save writes."""
+    """The bytes that torch.save writes for a value."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -66,5 +66,5 @@ def tensor_of(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Te
 
 
 def most_bytes(width: int) -> int:
-    """More than any linear featurizer of a vector of this width takes, twice over and in float64."""
+    """A bound on a featurizer's file: twice what any linear one of a vector of this width takes in float64."""
     return 4 * 8 * width * width + (1 << 20)

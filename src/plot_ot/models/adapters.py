@@ -28,7 +28,7 @@ PLAIN = (
     *("target_modules", "layers_to_transform", "layers_pattern", "use_rslora", "fan_in_fan_out"),
     *("base_model_name_or_path", "inference_mode", "peft_version", "revision"),
 )
-"""What an adapter's configuration may say: others make peft import, train or keep things."""
+"""The settings that an adapter's configuration may have; any other would make peft import, train or keep something."""
 _NOTHING: tuple[object, ...] = (None, {}, [])
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", RECORD)
 
@@ -107,18 +107,18 @@ def placed_adapter(model: nn.Module, directory: Path) -> Any:
             adapted = library.PeftModel.from_pretrained(model, str(directory), use_safetensors=True)
         placed = _tensors(adapted)
     except Exception as e:  # a configuration that does not fit fails in many ways
-        raise PlotError(f"{config} does not fit the model: {e} Load the model anew.") from e
+        raise PlotError(f"{config} does not fit the model: {e} Load the model again.") from e
     for name in sorted({*placed, *tensors}):
         if name not in placed or name not in tensors:
             where = "its file" if name in placed else "the adapted model"
             raise PlotError(
                 f"{weights} holds other tensors than its configuration asks for: {name} is not in {where}. Load the "
-                f"model anew."
+                f"model again."
             )
         there = placed[name]
         if there.shape != tensors[name].shape or not torch.equal(there, tensors[name].to(there.device, there.dtype)):
             raise PlotError(
-                f"{weights} holds other tensors than its configuration asks for: {name}. Load the model anew."
+                f"{weights} holds other tensors than its configuration asks for: {name}. Load the model again."
             )
     return adapted
 

@@ -92,7 +92,7 @@ def load_model(
 
 
 def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str | None]:
-    """(what transformers is told, GGUF file name), after a look at what is there."""
+    """Find a model: the directory or hub id to give to transformers, and the name of a GGUF file if there is one."""
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     looks_local = path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or path.suffix == ".gguf"
@@ -115,7 +115,7 @@ def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tup
 
 
 def refuse_unreachable(hub_id: str) -> None:
-    """A missing network is told within seconds; the hub's own client would try for half a minute."""
+    """Refuse a hub that cannot be reached within seconds; the hub's own client would try for half a minute."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     known = any(isinstance(try_to_load_from_cache(hub_id, name), str) for name in ("config.json", "tokenizer.json"))
@@ -165,8 +165,8 @@ def guarded(load: Any, what: str, source: str, **options: Any) -> Any:
         if Path(source).exists():
             raise PlotError(f"The {what} at {source} cannot be read: {reason}") from e
         raise PlotError(
-            f"The {what} of '{source}' cannot be had from the hub: {reason} Check the name and the network, log in if "
-            f"the model is gated, or give the path of a local copy."
+            f"The {what} of '{source}' cannot be loaded from the hub: {reason} Check the name and the network, log in "
+            f"if the model is gated, or give the path of a local copy."
         ) from e
 
 
@@ -204,7 +204,7 @@ def refuse_sizes(config: Any, source: str) -> None:
 
 
 def _refuse_no_tokenizer(source: str, gguf_file: str | None) -> None:
-    """Without its files transformers may make up an empty tokenizer."""
+    """Refuse a model without tokenizer files, for which transformers may make up an empty tokenizer."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
     folder = Path(source)
     if folder.is_dir() and not gguf_file and not any((folder / name).exists() for name in names):

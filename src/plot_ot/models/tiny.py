@@ -24,7 +24,7 @@ from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON, Lexicon
 
 SEEDS = (1000, 1001, 1002)
 TINY = {f"{condition}-{seed}": condition for condition in ("planted", "plain") for seed in SEEDS}
-"""Name -> condition."""
+"""The embedded nets by name, each with the condition it was trained in."""
 ASSETS = Path(__file__).parent / "assets" / "tiny"
 FORMAT = "plot-ot tiny 1"
 

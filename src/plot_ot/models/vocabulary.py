@@ -54,7 +54,7 @@ class Noun:
 
     @classmethod
     def of(cls, one: str, many: str, usual: str) -> Noun:
-        """From the bare words: an article is put before the singular."""
+        """Make a noun from its bare words; an article is put before the singular."""
         return cls(f"{'an' if one[0] in 'aeiou' else 'a'} {one}", many, COLOURS.index(usual))
 
 

@@ -1,4 +1,4 @@
-"""The planner: what a method would compute, hold, move and take, before any weight is loaded."""
+"""The planner: estimates of compute, memory, traffic and time, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Estimate:
 
     @property
     def cost(self) -> Cost:
-        """All parts together."""
+        """The cost of all parts together."""
         return total(list(self.parts.values()))
 
     @classmethod
@@ -51,16 +51,16 @@ class Plan(Estimate):
     responses: float
     """Resumed responses in all, forward; for DAS the most its epochs allow."""
     lowest: Estimate
-    """If all that is not known before turns out cheap: Stage A keeps late places, DAS stops early."""
+    """The estimate if what is not known beforehand turns out cheap: Stage A keeps late places, DAS stops early."""
     highest: Estimate
-    """If it turns out dear: Stage A keeps early places, a different one for every variable."""
+    """The estimate if it turns out expensive: Stage A keeps early places, another one for every variable."""
     memory: Memory
     spread: Spread
     not_counted: tuple[str, ...]
     """Stages that do not tell what they compute, by name: the plan leaves them out."""
 
     def json(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """The plan as plain values, ready for JSON."""
         parts = {k: {**asdict(c), "seconds": self.seconds[k]} for k, c in self.parts.items()}
         ends = {
             name: {"block_tokens": estimate.cost.block_tokens, "seconds": sum(estimate.seconds.values())}

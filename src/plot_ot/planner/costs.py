@@ -39,13 +39,13 @@ class Cost:
     forward: float = 0.0
     backward: float = 0.0
     flops: float = 0.0
-    """In the model's type."""
+    """FLOPs in the model's type."""
     single: float = 0.0
     """FLOPs in float32: frames that are trained."""
     moved: float = 0.0
     """Bytes to and from the device's memory: weights and keys once per batch, activations."""
     keys: float = 0.0
-    """Those of them that are keys and values of the bases."""
+    """The part of `moved` that is keys and values of the bases."""
     sent: float = 0.0
     """Bytes between workers, if others do the work: what was recorded, then sums, counts and frames."""
     calls: float = 0.0
@@ -66,7 +66,7 @@ class Cost:
         return Cost(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def seconds(self, machine: Machine, spread: Spread) -> float:
-        """Seconds on a machine with so many replicas."""
+        """The seconds that the passes take on a machine with so many replicas."""
         compute = self.flops / machine.flops + self.single / machine.single
         busy = max(compute, self.moved / machine.bandwidth) / machine.efficiency
         called = (self.calls + BATCH * self.batches + UNIT * self.units) * machine.call
@@ -85,13 +85,13 @@ class Memory:
     vectors: float
     """Recorded activations in memory."""
     joined: float
-    """A second copy of them, for the moment in which those of shards are put together."""
+    """A second copy of the recorded activations, which exists while those of shards are put together."""
     on_disk: bool
-    """Whether the others are in a file."""
+    """Whether recorded activations are kept in a file instead."""
     keys: float
-    """Of the bases' earlier tokens."""
+    """Keys and values of the bases' earlier tokens."""
     spilled: bool
-    """Whether keys and values are in a file instead."""
+    """Whether keys and values are kept in a file instead."""
     batch: float
     """The largest batch that is recorded or resumed, with what it needs on its way."""
     frames: float
@@ -101,12 +101,12 @@ class Memory:
 
     @property
     def kept(self) -> float:
-        """What is needed besides the weights."""
+        """The bytes that are held besides the weights."""
         return self.vectors + (0 if self.spilled else self.keys) + max(self.joined, self.batch + self.frames)
 
     @property
     def total(self) -> float:
-        """With the weights and the slack."""
+        """All bytes that are held, the weights and the slack included."""
         return self.weights + self.kept + self.slack
 
 
@@ -120,11 +120,11 @@ class Spread:
     missing: float
     """Share of the weights that fits nowhere, and comes over the link whenever it is needed."""
     spilled: bool = False
-    """Whether keys and values come over the link, too."""
+    """Whether keys and values come over the link as well."""
 
     @classmethod
     def of(cls, memory: Memory, machine: Machine, workers: int | None = None) -> Spread:
-        """As few devices per replica as hold the weights and what is kept; a replica for each of the workers.
+        """Lay a model out on as few devices per replica as hold its weights and what is kept; each worker has one.
 
         Workers without GPUs share a machine's main memory.
         """
@@ -146,7 +146,7 @@ class Spread:
 
 
 def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
-    """One whole pass over every input; the vocabulary's largest logit after each prompt."""
+    """The cost of recording: one whole pass over every input, and the vocabulary's largest logit after each prompt."""
     shape = scene.shape
     context = inputs.tokens / inputs.count
     at_once = scene.subject.recorded_at_once(machine.device)
@@ -167,7 +167,7 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
 
 
 def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
-    """What resumed passes take."""
+    """The cost of resumed passes."""
     shape, blocks = scene.shape, scene.shape.left(p.place)
     context = scene.context if shape.language else 0.0
     at_once = scene.subject.resumed_at_once(machine.device)
@@ -201,7 +201,7 @@ def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
 
 
 def total(costs: Sequence[Cost]) -> Cost:
-    """All of them together."""
+    """The sum of some costs."""
     return reduce(Cost.__add__, costs, Cost())
 
 
@@ -209,7 +209,7 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 
 def memory(found: Forecast, scene: Scene, machine: Machine) -> Memory:
-    """What a method holds at most, its recording included."""
+    """The memory that a method needs at most, its recording included."""
     shape, inputs, subject = scene.shape, scene.inputs, scene.subject
     place = 4.0 * inputs.count * shape.width
     vectors = float(inputs.count * shape.vector_bytes)

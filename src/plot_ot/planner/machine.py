@@ -15,15 +15,15 @@ from plot_ot.errors import PlotError, unknown
 
 @dataclass(frozen=True)
 class Machine:
-    """So many equal devices; numbers are of one of them."""
+    """A machine of one or more equal devices; the numbers are those of one device."""
 
     name: str
     flops: float
     """FLOP/s of large matrix products in the model's type."""
     bandwidth: float
-    """Bytes/s of its memory."""
+    """Bytes/s to and from a device's memory."""
     memory: float
-    """Bytes of its memory."""
+    """Bytes of a device's memory."""
     link: float
     """Bytes/s between the device and the host: what weights and keys that do not fit cross whenever they are needed."""
     call: float
@@ -45,11 +45,11 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """What torch calls one."""
+        """The name that torch has for such a device."""
         return "cuda" if self.gpu else "cpu"
 
     def changed(self, **given: Any) -> Machine:
-        """With the numbers that were given; None leaves one as it is."""
+        """The same machine with some numbers replaced; None keeps a number."""
         return replace(self, **{k: v for k, v in given.items() if v is not None})
 
 
@@ -60,9 +60,9 @@ MACHINES = {
     "a100": Machine("a100", 312e12, 2.04e12, 80e9, 25e9, 5e-4, 19.5e12, 0.5),
 }
 SHARE = 0.7
-"""Of the throughput of matrix products alone, what resumed responses reach (docs/results/decoder_speed.md)."""
+"""The share of the throughput of plain matrix products that resumed responses reach (docs/results/decoder_speed.md)."""
 OPERATIONS = 40
-"""Operations of a block as transformers writes it."""
+"""The number of operations in a block as transformers writes it."""
 
 
 def machine_by_name(

@@ -20,10 +20,10 @@ from plot_ot.subjects.decoder.sizes import PromptSubject
 from plot_ot.subjects.shape import Shape
 
 MEMORY = 4 << 30
-"""The budget of a language model's recording, as `plot-ot run` has it."""
+"""The memory budget of a language model's recording, which `plot-ot run` also uses."""
 
 Lengths = Callable[[Tensor], Int[Tensor, " rows"]]
-"""Input rows to their numbers of tokens."""
+"""A function that gives each input row its number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Inputs:
     tokens: int
     longest: int
     bases: int = 0
-    """How many of them will be resumed."""
+    """How many of the inputs will be resumed."""
     padded: int = 0
     """Their tokens but the last, each as many as the longest prompt of its shard has."""
     shards: int = 1
@@ -65,15 +65,18 @@ class Scene:
     tests: Mapping[tuple[str, str], BankRecording]
     inputs: Inputs
     outputs: int
-    """Candidate answers."""
+    """How many candidate answers there are."""
     beside: Mapping[str, Inputs] = field(default_factory=dict)
     """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`."""
     _classes: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of_subject(cls, subject: Subject, splits: Splits, outputs: int) -> Scene:
-        """A live network's study. A small one is recorded, untrained as it may be: which inputs share a state, and so
-        need not be run twice, is a matter of its structure. A language model is not run."""
+        """Describe the study of a live network.
+
+        A small one is recorded, even if it is untrained: which inputs share a state, and so need not be run twice, is
+        a matter of its structure. A language model is not run.
+        """
         shape, banks = subject.shape(outputs), [splits.fit, splits.calibration, *splits.test.values()]
         recordings = [unrecorded(subject, b) for b in banks] if shape.language else record(subject, *banks)
         return cls._of(subject, shape, splits, recordings, Inputs.of(banks, subject.lengths, subject), outputs)
@@ -88,7 +91,7 @@ class Scene:
         memory: int = MEMORY,
         beside: Mapping[str, Inputs] | None = None,
     ) -> Scene:
-        """The study of a language model that is known by its shape alone."""
+        """Describe the study of a language model that is known by its shape alone."""
         banks = [splits.fit, splits.calibration, *splits.test.values()]
         subject = Unloaded(shape, outputs, memory)
         recordings = [unrecorded(subject, b) for b in banks]
@@ -111,11 +114,11 @@ class Scene:
 
     @property
     def context(self) -> float:
-        """Tokens of a prompt, on average."""
+        """The average number of tokens in a prompt."""
         return self.inputs.tokens / self.inputs.count
 
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
-        """Pairs that edits at some places can tell apart: each of them runs once."""
+        """How many pairs edits at these places can tell apart; each of them runs once."""
         # a language model's last token holds the whole prompt, whatever the place
         key = recording.bank.name, *(() if self.shape.language else (p.name for p in places))
         if key not in self._classes:
@@ -128,15 +131,17 @@ class Scene:
 
 
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
-    """About as many tokens as prompts have where their tokenizer is not at hand: words, signs and line breaks, after
-    so many that most models want `first`."""
+    """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks.
+
+    `first` is how many tokens a model puts before every prompt.
+    """
     return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
 
 
 # -- recordings that nothing was run for --------------------------------------------------------------------------
 
 
-class _Made(Mapping[str, Tensor]):
+class _RandomActivations(Mapping[str, Tensor]):
     """Random activations of the right shapes, made when they are asked for."""
 
     def __init__(self, rows: int, places: Sequence[Place]) -> None:
@@ -157,7 +162,7 @@ def unrecorded(subject: Subject, bank: Bank) -> BankRecording:
     rows = torch.cat([bank.base, bank.source])
     code = row_codes(rows)
     inputs = rows[first_of_each(code)]
-    store = Store(inputs, _Made(len(inputs), subject.places), torch.zeros(len(inputs), 1))
+    store = Store(inputs, _RandomActivations(len(inputs), subject.places), torch.zeros(len(inputs), 1))
     base, source = code.split(len(bank))
     return BankRecording(subject, store, base, source, bank)
 

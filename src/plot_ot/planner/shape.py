@@ -18,7 +18,7 @@ from plot_ot.subjects.shape import BYTES, Shape
 
 
 def shape_of_config(name: str, config: Any) -> Shape:
-    """Any causal language model of transformers, laid out without memory for its weights."""
+    """The shape of any causal language model of transformers, built without memory for its weights."""
     library = transformers_library()
     try:
         with torch.device("meta"):

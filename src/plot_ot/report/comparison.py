@@ -15,7 +15,7 @@ from plot_ot.report.tables import CONTROLS, average_by_seed, methods_in
 
 
 def compare(readings: Sequence[Reading]) -> Json:
-    """Everything the comparison shows."""
+    """Collect everything that a comparison of runs shows."""
     labels = run_labels(readings)
     return {
         "runs": [_run(r, label) for r, label in zip(readings, labels, strict=True)],
@@ -77,7 +77,7 @@ def _flat(manifest: Json) -> dict[str, str]:
     for part in ("config", "versions", "machine"):
         value: Any = manifest.get(part)
         for k, v in (value if isinstance(value, dict) else {}).items():
-            found[str(k)] = sections.spelled(v)
+            found[str(k)] = sections.setting_text(v)
     return found
 
 

@@ -52,7 +52,7 @@ def draw_summary(data: Reading) -> Figure | None:
     lines = []
     for k, m in enumerate(shown):
         line = [str(k + 1), m, mean_sd(found[m]), mean_sd(spent[m], 2)]
-        lines.append(line + (_spelled(paper.get(k)) if paper else []))
+        lines.append(line + (_published_cells(paper.get(k)) if paper else []))
     upper, lower = 2.6, 0.5 + 0.16 * len(lines)
     figure = style.new_figure(style.PAGE, upper + lower)
     over, under = np.asarray(figure.subfigures(2, 1, height_ratios=(upper, lower)))
@@ -79,7 +79,7 @@ def draw_summary(data: Reading) -> Figure | None:
     return figure
 
 
-def _spelled(point: Point | None) -> list[str]:
+def _published_cells(point: Point | None) -> list[str]:
     """A published point's two cells of the table."""
     if point is None:
         return ["", ""]
@@ -87,7 +87,7 @@ def _spelled(point: Point | None) -> list[str]:
 
 
 def _published(data: Reading, shown: bool) -> str:
-    """Where the paper's numbers come from."""
+    """A line that says where the paper's numbers come from."""
     paper = published_for(data)
     if not shown or paper is None:
         return ""
@@ -95,7 +95,7 @@ def _published(data: Reading, shown: bool) -> str:
 
 
 def _control_lines(data: Reading, line: Callable[..., object]) -> None:
-    """What doing nothing and copying the source reach."""
+    """Draw lines at the accuracies of doing nothing and of copying the source."""
     for control, dashes in zip(CONTROLS, ("--", (0, (1, 1.2))), strict=True):
         for value in [fmean(x) for x in [average_by_seed(data.results, control).values()] if x]:
             line(value, color=style.VERMILLION, lw=1, ls=dashes, label=f"{control} {value:.3f}", zorder=1)
@@ -267,7 +267,7 @@ def draw_accuracy(data: Reading) -> Figure | None:
 
 
 def _mark_published(data: Reading, ax: Axes, methods: Sequence[str]) -> bool:
-    """The paper's accuracies within the axis, if it has any."""
+    """Mark the paper's accuracies that lie within the axis."""
     low, high = ax.get_xlim()
     points = published_points(data)
     marks = [(p.accuracy, methods.index(p.method)) for p in points if p.method in methods]

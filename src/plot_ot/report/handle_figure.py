@@ -210,7 +210,7 @@ def places_in(data: Reading) -> list[str]:
 
 
 def _known_places(data: Reading) -> list[str]:
-    """The places that handles edit and searches name."""
+    """The places that handles edit and that searches name."""
     chosen = data.results["selection"]
     searched = [p for s in chosen for p in s["chosen"].get("by_support", ()) if p != "all"]
     return list(dict.fromkeys([*searched, *(p for s in chosen for p in s["places"])]))

@@ -96,7 +96,7 @@ def run_page(reading: Reading) -> str:
     except (*UNEXPECTED, TemplateError) as e:
         raise PlotError(
             f"The report of {reading.path} cannot be made: its files hold something unexpected ({type(e).__name__}: "
-            f"{e}). Run the same command again to compile them anew."
+            f"{e}). Run the same command again to compile them."
         ) from e
 
 
@@ -124,7 +124,7 @@ def fragment(records: Sequence[Json], verdicts: Sequence[Json] = (), runtimes: S
 
 
 def _try(reading: Reading, what: str, make: Callable[[], T]) -> T | None:
-    """A damaged file must not cost the reader the rest of the page."""
+    """Make one part of the page; a damaged file must not cost the reader the other parts."""
     try:
         return make()
     except UNEXPECTED as e:
@@ -154,13 +154,13 @@ def _render(template: str, context: Json, scripts: Sequence[str]) -> str:
 
 
 def _packed(content: bytes) -> str:
-    """Gzip in base64: letters and digits only, so nothing in it can end the element it stands in."""
+    """Compress text to base64, whose letters and digits cannot end the HTML element they stand in."""
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
 @lru_cache(maxsize=1)
 def _library() -> str:
-    """plotly.js, which the page carries with it."""
+    """The source of plotly.js, which the page carries with it."""
     return _packed(unwrapped((files("plotly") / "package_data" / "plotly.min.js").read_bytes()))
 
 

@@ -20,7 +20,7 @@ from plot_ot.report.flags import flags_of, kinds_of
 from plot_ot.report.published import published
 from plot_ot.report.summary import best_method, calibrated, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
-from plot_ot.report.zoom import Where, Zoom, direction_levels, sites_of, transport_setting
+from plot_ot.report.zoom import SiteName, Zoom, direction_levels, sites_of, transport_setting
 
 ROOM = 6_000_000
 """Characters of JSON that the page may carry; packed, and with the chart library, it stays below 6 MB."""
@@ -51,7 +51,7 @@ def payload(reading: Reading) -> Json:
         "surfaces": partial(_surfaces, reading),
         "profile": partial(_profile, reading),
     }
-    fitted, left_out = _within(ROOM, seeds, parts)
+    fitted, left_out = _fit_into(ROOM, seeds, parts)
     raw = {k: v for k, v in reading.results.items() if k not in ("surfaces", "examples")}
     return {
         "name": reading.name,
@@ -72,8 +72,8 @@ def payload(reading: Reading) -> Json:
     }
 
 
-def _within(room: int, seeds: Sequence[int], parts: Mapping[str, Callable[[int], Any]]) -> tuple[Json, list[str]]:
-    """Every part of every seed, seeds in turn, as long as there is room; and which were left out."""
+def _fit_into(room: int, seeds: Sequence[int], parts: Mapping[str, Callable[[int], Any]]) -> tuple[Json, list[str]]:
+    """Keep the parts of every seed that fit into so many characters, and name those left out."""
     kept: Json = {part: {} for part in parts}
     left: dict[str, list[int]] = {}
     for part, make in parts.items():
@@ -89,7 +89,7 @@ def _within(room: int, seeds: Sequence[int], parts: Mapping[str, Callable[[int],
 
 
 def _nested(reading: Reading, make: Callable[[Json], Json], seed: int) -> Json:
-    """method -> variable -> what is made of its selection."""
+    """What `make` makes of each selection of a seed, by method and variable."""
     kept: Json = {}
     for s in reading.rows("selection", seed=seed):
         try:
@@ -108,7 +108,7 @@ def _nested(reading: Reading, make: Callable[[Json], Json], seed: int) -> Json:
 
 
 def _spread(values: Sequence[float]) -> Json:
-    """Mean and population standard deviation."""
+    """The mean and the population standard deviation of some values."""
     return {"mean": fmean(values), "sd": pstdev(values)} if values else {"mean": None, "sd": None}
 
 
@@ -224,7 +224,7 @@ class Menus:
         self.plain: list[Json] = []
         self._index: dict[tuple[str, ...], int] = {}
 
-    def index(self, names: Sequence[str], sites: Sequence[Where]) -> int:
+    def index(self, names: Sequence[str], sites: Sequence[SiteName]) -> int:
         """The number of a list of sites."""
         key = tuple(names)
         if key not in self._index:
@@ -266,7 +266,7 @@ def _weights(names: Sequence[str], row: Sequence[float], chosen: Json) -> list[f
 
 
 def _profile(reading: Reading, seed: int) -> Json:
-    """method -> variable -> the best calibration score inside every place that was tried."""
+    """The best calibration score inside every place that was tried, by method and variable."""
     kept: Json = {}
     rows = reading.rows("profile", seed=seed)
     for method, variable in dict.fromkeys((r["method"], r["variable"]) for r in rows):
@@ -317,7 +317,7 @@ def _binned(values: Sequence[float]) -> list[float]:
 
 
 def _rounded(value: Any) -> Any:
-    """Six digits are more than a picture shows."""
+    """Round to six digits, which is more than a picture shows."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

@@ -21,7 +21,7 @@ TASKS = {
     "mcqa": "Multiple-choice questions",
     "ioi": "Indirect object identification",
 }
-"""How the tasks are called in a sentence."""
+"""The names of the tasks in a sentence."""
 
 OPTIONS = {
     "size": "pairs per bank",
@@ -31,7 +31,7 @@ OPTIONS = {
     "split": "bases",
     "sizes": "pairs",
 }
-"""How the options are called on the page, where a word says more than their name."""
+"""The names of options on the page, where a word says more than the option's own name."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def cell(values: Sequence[float], interval: Sequence[float] = ()) -> Cell | None
 
 
 def names(words: Sequence[str]) -> str:
-    """a, b and c."""
+    """Join names into a phrase: `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
 
 
 def question(reading: Reading) -> str:
-    """What the run asked."""
+    """The question that the run asked, as a sentence."""
     variables = reading.distinct("variable", "records", "selection")
     if not variables:
         return "A run without results"
@@ -66,7 +66,7 @@ def question(reading: Reading) -> str:
 
 
 def about(reading: Reading) -> str:
-    """The setting in a sentence."""
+    """The setting of the run, as a sentence."""
     task = str(reading.results.get("task") or reading.config.get("task") or "an unnamed task")
     subjects = reading.distinct("subject", "records")
     seeds = reading.distinct("seed", "records")
@@ -85,7 +85,9 @@ def _count(n: int, word: str) -> str:
 def options(reading: Reading) -> list[tuple[str, str]]:
     """The configuration, apart from what the tables show anyway."""
     left_out = ("task", "methods", "seeds", "model")
-    shown = [(OPTIONS.get(k, k), spelled(v)) for k, v in reading.config.items() if k not in left_out and v is not None]
+    shown = [
+        (OPTIONS.get(k, k), setting_text(v)) for k, v in reading.config.items() if k not in left_out and v is not None
+    ]
     return [(k.replace("_", " "), v) for k, v in shown]
 
 
@@ -259,14 +261,14 @@ def provenance(reading: Reading) -> Json:
 
 def _table(value: Any) -> list[tuple[str, str]]:
     items = value.items() if isinstance(value, dict) else ()
-    return [(str(k), spelled(v)) for k, v in items if v is not None]
+    return [(str(k), setting_text(v)) for k, v in items if v is not None]
 
 
-def spelled(value: Any) -> str:
-    """Lists and tables of settings without brackets."""
+def setting_text(value: Any) -> str:
+    """Write a setting as text; lists and tables lose their brackets."""
     if isinstance(value, dict):
-        return ", ".join(f"{k} {spelled(v)}" for k, v in value.items())
-    return ", ".join(map(spelled, value)) if isinstance(value, list) else str(value)
+        return ", ".join(f"{k} {setting_text(v)}" for k, v in value.items())
+    return ", ".join(map(setting_text, value)) if isinstance(value, list) else str(value)
 
 
 def figure_links(figures: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -35,7 +35,7 @@ CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
 
 HEAT: Colormap = LinearSegmentedColormap.from_list("plot_ot", ["#FFFFFF", "#B9DCEF", SKY, BLUE, "#003A63"])
 HEAT = HEAT.with_extremes(bad=BLANK)
-"""From nothing (white) to most (dark blue), with steadily falling lightness; grey where there is no value."""
+"""Colours of heatmaps, steadily darker from nothing (white) to most (dark blue); grey where there is no value."""
 
 PARTS = {
     "recording": MUTED,
@@ -105,7 +105,7 @@ Drawing = Figure | SubFigure
 
 
 def look() -> AbstractContextManager[None]:
-    """While open, figures are made in this style."""
+    """A context in which figures are made in this style."""
     return rc_context(SETTINGS)
 
 
@@ -128,7 +128,7 @@ def publish(figure: Figure | None, stem: Path) -> None:
 
 
 def caption(figure: Drawing, *sentences: str) -> None:
-    """Small print under the figure, wrapped to its width."""
+    """Put small print under the figure, wrapped to its width."""
     text = " ".join(s for s in sentences if s)
     if text:
         lines = textwrap.fill(text, int(figure.bbox.width / figure.dpi * 20))
@@ -136,7 +136,7 @@ def caption(figure: Drawing, *sentences: str) -> None:
 
 
 def mark(flags: Sequence[Degeneracy]) -> str:
-    """Which mark a result gets: the worst that any of its couplings was flagged with."""
+    """Choose the mark of a result by the worst flag that any of its couplings has."""
     if Degeneracy.NOT_CONVERGED in flags:
         return "not converged"
     return "saturated (ties)" if Degeneracy.SATURATED in flags else "sound coupling"
@@ -146,7 +146,7 @@ def mark(flags: Sequence[Degeneracy]) -> str:
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """One row per name, the first on top, without tick marks."""
+    """Give the vertical axis one row per name, the first on top, without tick marks."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -157,7 +157,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def whisker(axes: Axes, y: float, mean: float, spread: float, said: str) -> None:
-    """A bar's spread, and its value beside it."""
+    """Draw a bar's spread, and write its value beside it."""
     if np.isfinite(mean):
         if spread:
             axes.errorbar(mean, y, xerr=spread, color=INK, lw=0.8, capsize=1.5)
@@ -165,7 +165,7 @@ def whisker(axes: Axes, y: float, mean: float, spread: float, said: str) -> None
 
 
 def note(axes: Axes, x: float, y: float, said: str, shift: tuple[float, float] = (4, 0), colour: str = INK) -> None:
-    """A small remark beside a point."""
+    """Write a small remark beside a point."""
     at: dict[str, Any] = {"ha": "center" if not shift[0] else "left", "va": "center", "fontsize": 6.5}
     axes.annotate(said, (x, y), shift, textcoords="offset points", color=colour, **at)
 
@@ -173,7 +173,7 @@ def note(axes: Axes, x: float, y: float, said: str, shift: tuple[float, float] =
 def dots(
     axes: Axes, values: Sequence[Sequence[float]], spans: Sequence[tuple[float, float, float]], marks: Sequence[float]
 ) -> None:
-    """Per row: every seed, their mean with whiskers (low, mean, high), and a reference mark.
+    """Draw in each row every seed, their mean with whiskers (low, mean, high), and a reference mark.
 
     A mean left of the axis is an arrow at its edge.
     """
@@ -190,7 +190,7 @@ def dots(
 
 
 def stack(axes: Axes, parts: Mapping[str, np.ndarray]) -> None:
-    """Stacked bars: per part, its share of every row."""
+    """Draw stacked bars of each part's share of every row."""
     left = np.zeros(len(next(iter(parts.values()))))
     for name, share in parts.items():
         axes.barh(
@@ -200,13 +200,13 @@ def stack(axes: Axes, parts: Mapping[str, np.ndarray]) -> None:
 
 
 def legend_above(axes: Axes, columns: int = 4) -> None:
-    """The legend in a line over the chart."""
+    """Put the legend in a line over the chart."""
     at: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2}
     axes.legend(**at, ncols=columns, columnspacing=0.9, handletextpad=0.4, handlelength=1.0)
 
 
 def log_scale(axes: Axes) -> None:
-    """A logarithmic horizontal axis with plain numbers: 0.01, 0.1, 1, 10."""
+    """Make the horizontal axis logarithmic, with plain numbers: 0.01, 0.1, 1, 10."""
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -217,13 +217,13 @@ PAPER: dict[str, Any] = {"ls": "", "marker": "D", "ms": 4.5, "mfc": "white", "me
 
 
 def trade_off(axes: Axes, points: Sequence[tuple[float, float, float, float]], **look: Any) -> None:
-    """Points (x, its spread, y, its spread) with whiskers."""
+    """Draw points (x, its spread, y, its spread) with whiskers."""
     for k, (x, dx, y, dy) in enumerate(points):
         axes.errorbar(x, y, xerr=dx or None, yerr=dy or None, **(look if not k else look | {"label": None}))
 
 
 def number_points(axes: Axes, points: Mapping[int, tuple[float, float]], colour: str, near: float = 0.045) -> None:
-    """Numbers beside points on a logarithmic x axis; points next to each other share a label."""
+    """Write numbers beside points on a logarithmic x axis; points next to each other share a label."""
     (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
     at = {n: ((np.log(x) - left) / (right - left), (y - low) / (high - low)) for n, (x, y) in points.items()}
     groups: list[list[int]] = []
@@ -256,7 +256,7 @@ def cells(axes: Axes, grid: np.ndarray, low: float = 0.0, high: float = 1.0) -> 
 
 
 def name_cells(axis: Axis, names: Sequence[str], most: float) -> None:
-    """Names at the middle of cells: every one, every second, fifth, tenth, ..., so that at most so many are there."""
+    """Write names at the middle of cells: every one, every second, fifth, tenth, ..., at most `most` of them."""
     steps = (lead * 10**power for power in range(9) for lead in (1, 2, 5))
     every = next(step for step in steps if len(names) <= max(1.0, most) * step)
     axis.set_ticks([k + 0.5 for k in range(0, len(names), every)], list(names[::every]))
@@ -305,7 +305,7 @@ class Panel:
 
 
 def heatmap_panels(figure: SubFigure, panels: Sequence[Panel], rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Panels under each other, columns side by side, every grid divided by its largest value."""
+    """Draw panels under each other, columns side by side, every grid divided by its largest value."""
     axes = figure.subplots(len(panels), len(columns), squeeze=False, sharey=True)
     for line, panel in zip(axes, panels, strict=True):
         for ax, column in zip(line, columns, strict=True):
@@ -324,7 +324,7 @@ def heatmap_panels(figure: SubFigure, panels: Sequence[Panel], rows: Sequence[st
 def heatmap_rows(
     figure: Drawing, panels: Sequence[Panel], lines: Sequence[str], rows: Sequence[str], tall: float
 ) -> None:
-    """Panels side by side, rows under each other, every grid `tall` inches and divided by its largest value."""
+    """Draw panels side by side, rows under each other, every grid `tall` inches and divided by its largest value."""
     axes = figure.subplots(len(rows), len(panels), squeeze=False, sharey=True)
     for column, panel in zip(axes.T, panels, strict=True):
         for ax, row in zip(column, rows, strict=True):

@@ -1,4 +1,4 @@
-"""What a run says in sentences: a verdict per variable over all seeds, and what a reader should be wary of."""
+"""What a run says in sentences: a verdict per variable over all seeds, and the caveats."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Gauge:
 
     @property
     def spread(self) -> str:
-        """Interval of one seed, or range over several."""
+        """The interval of one seed, or the range over several."""
         if self.interval:
             return f"[{self.interval[0]:.3f}, {self.interval[1]:.3f}]"
         low, high = min(self.values), max(self.values)
@@ -69,7 +69,7 @@ class Card:
     sentence: str
     gauges: tuple[Gauge, ...]
     said: tuple[tuple[int, str], ...]
-    """Per seed, the verdict in the study's own words."""
+    """The verdict of each seed in the study's own words."""
 
 
 def kind_of(reading: Reading, method: str) -> MethodKind:
@@ -87,7 +87,7 @@ def calibrated(reading: Reading, method: str) -> float | None:
 
 
 def best_method(reading: Reading) -> str | None:
-    """Of the judged methods that fit a coupling, the one that did best on calibration; never chosen on test pairs."""
+    """The method that did best on calibration, of those judged that fit a coupling; never chosen on test pairs."""
     judged = list(dict.fromkeys(v["method"] for v in reading.results["verdicts"]))
     coupled = {c["method"] for c in reading.couplings}
     judged = [m for m in judged if m in coupled] or judged
@@ -147,11 +147,11 @@ def _measured(gauges: Iterable[Gauge]) -> str:
     return f"; {', '.join(shown)}" if shown else ""
 
 
-# -- what to be wary of ---------------------------------------------------------------------------------------
+# -- caveats --------------------------------------------------------------------------------------------------
 
 
 def warnings(reading: Reading, method: str | None) -> list[str]:
-    """Everything about the run, and about one method's handles, that weakens what the numbers say."""
+    """The caveats: everything about the run, and about one method's handles, that weakens what the numbers say."""
     found = [f"Seed {f['seed']} failed and is left out: {f['reason']}." for f in reading.results["failures"]]
     seeds = reading.distinct("seed", "records")
     if len(seeds) == 1:

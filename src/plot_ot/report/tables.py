@@ -16,7 +16,7 @@ from plot_ot.report.flags import kinds_of
 
 
 def plain_table(title: str) -> Table:
-    """The look all tables share: one rule under the head, little padding."""
+    """An empty table in the style all tables share: one rule under the head, little padding."""
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
 
 
@@ -24,7 +24,7 @@ CONTROLS = ("no-edit", "copy-source")
 
 
 def mean_sd(values: Sequence[float], digits: int = 3) -> str:
-    """mean ± population sd; a single seed has no spread."""
+    """Write `mean ± population sd`; a single seed has no spread."""
     if not values:
         return "-"
     spread = f" ± {pstdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -38,7 +38,7 @@ def methods_in(results: Json) -> list[str]:
 
 
 def banks_in(results: Json) -> list[tuple[str, str]]:
-    """(variable, bank) in the order of the results."""
+    """The pairs (variable, bank) that have records, in the order of the results."""
     return list(dict.fromkeys((r["variable"], r["bank"]) for r in results["records"]))
 
 
@@ -122,7 +122,7 @@ def verdict_table(results: Json) -> Table:
 
 
 def verdict_sentences(results: Json) -> list[str]:
-    """In words, what the first seed's handles do, of the method that did best on calibration."""
+    """Sentences on what the first seed's handles do, of the method that did best on calibration."""
     judged = dict.fromkeys(v["method"] for v in results["verdicts"])
     if not judged:
         return []

@@ -24,7 +24,7 @@ PLACES = {"layer": "layers", "block_output": "layers", "h": "states", "timestep"
 
 
 @dataclass(frozen=True)
-class Where:
+class SiteName:
     """What a site's name says: its place and, for part of a place, which directions of which basis."""
 
     place: str
@@ -33,23 +33,23 @@ class Where:
     basis: str = ""
 
 
-def where(site: str, places: Sequence[str] = ()) -> Where:
-    """`layer1`, `layer1[3]`, `layer1[0:4]` or `h0.pc[0:2]` taken apart; the name of a place is that place."""
+def parse_site_name(site: str, places: Sequence[str] = ()) -> SiteName:
+    """Take `layer1`, `layer1[3]`, `layer1[0:4]` or `h0.pc[0:2]` apart; the name of a place is that place."""
     found = None if site in places else SITE.fullmatch(site)
     if not found:
-        return Where(site)
+        return SiteName(site)
     start = int(found["start"])
-    return Where(found["place"], start, int(found["end"] or start + 1), found["basis"] or "")
+    return SiteName(found["place"], start, int(found["end"] or start + 1), found["basis"] or "")
 
 
-def sites_of(coupling: Json, places: Sequence[str] = ()) -> list[Where]:
+def sites_of(coupling: Json, places: Sequence[str] = ()) -> list[SiteName]:
     """Where every site of a coupling is: as recorded, or as its name says."""
     recorded, spans = coupling.get("places"), coupling.get("spans")
     if not (isinstance(recorded, list) and isinstance(spans, list) and len(recorded) == len(coupling["sites"])):
-        return [where(s, places) for s in coupling["sites"]]
+        return [parse_site_name(s, places) for s in coupling["sites"]]
     basis = str(coupling.get("frame") or "")
     return [
-        Where(p) if s == p else Where(p, int(a), int(b), "" if basis == "identity" else basis)
+        SiteName(p) if s == p else SiteName(p, int(a), int(b), "" if basis == "identity" else basis)
         for s, p, (a, b) in zip(coupling["sites"], recorded, spans, strict=True)
     ]
 
@@ -67,11 +67,11 @@ class Item:
     name: str
     mass: float | None
     norm: float | None
-    """Length of its raw effect signature, before normalisation."""
+    """The length of the item's raw effect signature, before normalisation."""
     score: float | None
-    """Best calibration score reached here."""
+    """The best calibration score that was reached in this item."""
     on: bool
-    """Whether the handle, or the next level, is in it."""
+    """Whether the handle, or the next level, is in this item."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Level:
     flags: tuple[str, ...] = field(default=())
 
     def plain(self) -> Json:
-        """For the page: items as short lists."""
+        """The level as plain values for the page, its items as short lists."""
         return {**asdict(self), "items": [[i.name, i.mass, i.norm, i.score, int(i.on)] for i in self.items]}
 
 
@@ -145,7 +145,7 @@ class Zoom:
         return max((c for c in some if any(self._on(c, selection))), key=share, default=None)
 
     def _on(self, coupling: Json, selection: Json) -> list[bool]:
-        """Which sites are on the way to the handle: at its places, or, of whole tokens, its tokens."""
+        """Whether each site leads to the handle: at one of its places or, of whole tokens, one of its tokens."""
         tokens = whole_tokens(coupling)
         if tokens:
             wanted = {str(self.position.get(p)) for p in selection["places"]}
@@ -153,7 +153,7 @@ class Zoom:
         return [s.place in selection["places"] for s in sites_of(coupling, self.places)]
 
     def levels(self, selection: Json) -> list[Level]:
-        """The whole way to one handle."""
+        """The levels of the whole way to one handle."""
         found: list[Level] = []
         for coupling in self.couplings(selection):
             if not selection["chosen"].get("sites") and self._inside_one_place(coupling):
@@ -215,8 +215,8 @@ class Zoom:
         found.append(level(self.title([sites[k] for k in inside]), items))
         return found
 
-    def title(self, sites: Sequence[Where]) -> str:
-        """What a level's sites are, in one word."""
+    def title(self, sites: Sequence[SiteName]) -> str:
+        """The title of a level: what its sites are, in one word."""
         return _plural(s.place for s in sites) if all(s.start is None for s in sites) else _parts(sites)
 
 
@@ -255,7 +255,7 @@ def _scores(selection: Json) -> dict[str, float]:
 
 
 def _token(position: str) -> str:
-    """Positions are counted from the start, or from the end when negative."""
+    """The name of a token position, counted from the start, or from the end when negative."""
     return "last token" if position == "-1" else f"token {position}" if position.lstrip("-").isdigit() else position
 
 
@@ -267,7 +267,7 @@ def _sums(names: Sequence[str], row: Sequence[float]) -> dict[str, float]:
 
 
 def _grouped(items: Sequence[Item]) -> list[Item]:
-    """At most MOST_ITEMS: neighbours put together, masses added, the strongest norm and score kept."""
+    """Group neighbours into at most MOST_ITEMS items: masses are added, the strongest norm and score are kept."""
     step = -(-len(items) // MOST_ITEMS)
     if step == 1:
         return list(items)
@@ -283,7 +283,7 @@ def _grouped(items: Sequence[Item]) -> list[Item]:
 
 
 def transport_setting(coupling: Json) -> str:
-    """Which problem the masses solve."""
+    """Say which transport problem the masses solve."""
     kind = str(coupling.get("kind") or "")
     scale = "" if coupling.get("scale") in (None, "none") else f" × {coupling['scale']} cost"
     said = [{"eot": "OT", "uot": "UOT", "uot-one-sided": "one-sided UOT"}.get(kind, kind)]
@@ -299,8 +299,8 @@ def _plural(places: Iterable[str]) -> str:
     return PLACES.get(stems.pop(), "places") if len(stems) == 1 else "places"
 
 
-def _parts(sites: Sequence[Where]) -> str:
-    """What the sites inside a place are."""
+def _parts(sites: Sequence[SiteName]) -> str:
+    """The name of the sites inside a place."""
     if any(s.basis for s in sites):
         return "principal components" if {s.basis for s in sites} & {"pc", "pca"} else "spans"
     if any(s.start is None for s in sites):

@@ -48,7 +48,7 @@ class SignatureSpec:
     """Error bars by leaving out one of so many folds of base inputs at a time; 0 is none. By default 10 where `pairs`
     or `project` approximate, else none."""
     seed: int = 0
-    """Of the drawn pairs, projections and folds."""
+    """The seed of the drawn pairs, projections and folds."""
 
     def __post_init__(self) -> None:
         if self.aggregate not in AGGREGATES:
@@ -87,7 +87,7 @@ class Signatures:
     family: SiteFamily
     spec: SignatureSpec
     cost: Float[Tensor, "m n"]
-    """|u_i - v_j|² after normalisation."""
+    """The costs |u_i - v_j|² after normalisation."""
     cosine: Float[Tensor, "m n"]
     row_norms: Float[Tensor, " m"]
     column_norms: Float[Tensor, " n"]
@@ -143,7 +143,7 @@ class View:
     projections: Float[Tensor, "draws p k"] | None
 
     def seen(self, features: Float[Tensor, "*batch p"], fold: int) -> Float[Tensor, "*batch k"]:
-        """Features, or their differences, centred and projected."""
+        """Centre and project features, or differences of them."""
         if self.centre:
             features = features - features.mean(dim=-1, keepdim=True)
         if self.projections is None:
@@ -198,7 +198,7 @@ class Collection:
         return drawn / math.sqrt(self.spec.project)
 
     def _u(self, folds: Int[Tensor, " pairs"]) -> Float[Tensor, "m pairs p"]:
-        """Abstract effects of every pair."""
+        """The abstract effects of every pair."""
         bank, readout, pieces = self.recording.bank, self.view.readout, []
         order = folds.argsort(stable=True)
         for pairs in order.split(torch.bincount(folds).tolist()):
@@ -282,7 +282,7 @@ def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: V
 
 
 def variants_at_once(subject: Subject, sites: int, classes: int) -> int:
-    """Variants of one batch of responses: a part of the sites, or all, and one that edits nothing."""
+    """How many variants one batch of responses has: a part of the sites, or all, and one that edits nothing."""
     return min(sites + 1, max(2, subject.responses_per_batch // classes))
 
 
@@ -296,13 +296,13 @@ def batches(folds: Int[Tensor, " classes"], size: int) -> Iterator[tuple[int, sl
 
 
 def _one_by_one(family: SiteFamily, sites: Sequence[int]) -> list[EditBatch]:
-    """One variant per site, and one that edits nothing."""
+    """Edits with one variant per site, and one that edits nothing."""
     some = SiteFamily(tuple(family.sites[j] for j in sites), family.frames)
     return [EditBatch(p, family.frames[p.name], F.pad(some.indicator(p), (0, 0, 0, 1))) for p in some.places]
 
 
 def _fold_of_class(folds: Int[Tensor, " pairs"], distinct: Distinct) -> Int[Tensor, " classes"]:
-    """A class has one base input, so all its pairs are in one fold."""
+    """The fold of every class: a class has one base input, so all its pairs are in one fold."""
     if distinct.of_pair is None:
         return folds
     return folds.new_zeros(len(distinct.once)).index_copy(0, distinct.of_pair.cpu(), folds)

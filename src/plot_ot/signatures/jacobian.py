@@ -64,7 +64,7 @@ def _steep(place: Place, _: Tensor) -> str:
 def _jacobians(
     recording: Recording, rows: Tensor, places: Sequence[Place], seen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "rows f values"]:
-    """Each feature, then its derivatives at one place after the other."""
+    """Compute each feature, then its derivatives at one place after the other."""
     subject, store, (first, *rest) = recording.subject, recording.store, places
     clean = store.activations[first.name][rows]
     with torch.enable_grad():

@@ -28,7 +28,7 @@ class Moments:
     uu: Float[Tensor, "f m"]
     vv: Float[Tensor, "f n"]
     present: Bool[Tensor, " f"]
-    """Families with a pair."""
+    """The families that have at least one pair."""
 
     def weighted(self, weights: Float[Tensor, " f"]) -> Moments:
         """Every family's block of the signatures stretched by the root of its weight."""
@@ -36,7 +36,7 @@ class Moments:
         return replace(self, uv=w[:, None, None] * self.uv, uu=w[:, None] * self.uu, vv=w[:, None] * self.vv)
 
     def with_columns(self, at: Sequence[int], other: Moments) -> Moments:
-        """The same with some sites measured by another."""
+        """The same moments with some sites replaced by another measurement of them."""
         uv, vv = self.uv.clone(), self.vv.clone()
         uv[:, :, at], vv[:, at] = other.uv, other.vv
         return replace(self, uv=uv, vv=vv)
@@ -52,7 +52,7 @@ class Pooled:
     noise: float = 0.0
 
     def with_columns(self, at: Sequence[int], other: Pooled) -> Pooled:
-        """The same with some sites measured by another, on the same folds."""
+        """The same moments with some sites replaced by another measurement of them, on the same folds."""
         parts = [
             tuple(a.with_columns(at, b) for a, b in zip(mine, theirs, strict=True))
             for mine, theirs in zip(self.left_out, other.left_out, strict=True)
@@ -72,7 +72,7 @@ class Abstract:
 
     u: Float[Tensor, "m pairs p"]
     member: Float[Tensor, "pairs f"]
-    """In a pair's own family, how many pairs of the bank it stands for."""
+    """How many pairs of the bank each pair stands for, in the column of its own family."""
     folds: Int[Tensor, " pairs"]
     sizes: Float[Tensor, "g f"]
     """Pairs of every fold and family in the whole bank."""
@@ -89,12 +89,12 @@ class Abstract:
         *,
         means: bool,
     ) -> Abstract:
-        """Of all pairs that are used; `weight` says how many of the bank each stands for."""
+        """The abstract side of all pairs that are used; `weight` says how many of the bank each stands for."""
         member = F.one_hot(families).double() * weight.double()[:, None]
         return cls(u.double(), member, folds, F.one_hot(folds).double().T @ member, means)
 
     def select(self, pairs: slice | Int[Tensor, " chosen"]) -> Abstract:
-        """Of some of the pairs."""
+        """The abstract side of some of the pairs."""
         return replace(self, u=self.u[:, pairs], member=self.member[pairs], folds=self.folds[pairs])
 
     def pool(self, distinct: Distinct) -> tuple[Float[Tensor, "classes f"], Float[Tensor, "_ m classes p"]]:
@@ -114,7 +114,7 @@ class Abstract:
         return weight, u
 
     def noise(self, difference: Float[Tensor, "classes p"], weight: Float[Tensor, "classes f"]) -> float:
-        """Squared differences of what should be equal, pooled as effects are."""
+        """Pool squared differences of what should be equal, as effects are pooled."""
         if self.means:
             weight = weight / self.sizes.sum(dim=0).clamp(min=1)
         return float(weight.sum(dim=1) @ difference.cpu().double().square().flatten(1).sum(dim=1))
@@ -131,12 +131,12 @@ class Sums:
         self.vv = side.u.new_zeros(g, f, 0 if self.means else sites)
         self.v = side.u.new_zeros(g, f, sites if self.means else 0, p)
         self.noise = 0.0
-        """Squared."""
+        """The squared norm of what resuming alone changes."""
 
     def add(
         self, fold: int, sites: Sequence[int], v: Float[Tensor, "k t p"], weight: Tensor, u: Float[Tensor, "f m t p"]
     ) -> None:
-        """Effects of some sites on some classes of pairs of one fold."""
+        """Add the effects of some sites on some classes of pairs of one fold."""
         v = v.double()
         if self.means:
             self.v[fold][:, sites] += torch.einsum("tf,ktp->fkp", weight, v)
@@ -145,7 +145,7 @@ class Sums:
         self.vv[fold][:, sites] += weight.T @ v.square().sum(dim=2).T
 
     def take(self, sites: Sequence[int], others: Sums) -> None:
-        """Add what somebody else has summed over other pairs; their sites are these of ours."""
+        """Add the sums of another worker over other pairs; `sites` are the indices of its sites among ours."""
         if self.means:
             self.v[:, :, sites] += others.v
         else:

@@ -20,19 +20,19 @@ class Site:
 
     name: str
     place: Place
-    """Where it is, or where it begins."""
+    """The site's place, or the first of several."""
     directions: tuple[int, ...]
     more: tuple[tuple[Place, tuple[int, ...]], ...] = ()
     """Further places and their directions, in forward order: a token's states in all blocks."""
 
     @property
     def parts(self) -> tuple[tuple[Place, tuple[int, ...]], ...]:
-        """All its places with the directions taken there."""
+        """All places of the site with the directions taken there."""
         return ((self.place, self.directions), *self.more)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All its places."""
+        """All places of the site."""
         return tuple(place for place, _ in self.parts)
 
 

@@ -28,7 +28,7 @@ from plot_ot.subjects import Place, Recording
 ARCHITECTURES = ("standard", "jumprelu", "topk", "gated")
 KEEP = ("active", "all")
 LARGEST = 32 << 30
-"""Bytes of weights that a file may unfold to."""
+"""The most bytes of weights that a file may unpack to."""
 _CONFIG, _WEIGHTS, _PARAMS = "cfg.json", "sae_weights.safetensors", "params.npz"
 
 
@@ -55,7 +55,7 @@ class SAE:
         centred: bool = False,
         hook: str = "",
     ) -> SAE:
-        """From its weights: a ReLU encoder, a JumpReLU with a `threshold`, or one that keeps the `k` largest.
+        """Make one from its weights: a ReLU encoder, a JumpReLU with a `threshold`, or one that keeps the `k` largest.
 
         `centred` encoders subtract b_dec from the activation first (SAELens's `apply_b_dec_to_input`).
         """
@@ -86,7 +86,7 @@ class SAE:
 
     @property
     def size(self) -> int:
-        """How many features it has."""
+        """The number of features."""
         return self.frame.rank
 
     @property
@@ -97,7 +97,7 @@ class SAE:
         return f"block_output.{layer}" if layer >= 0 else ""
 
     def encode(self, a: Float[Tensor, "rows d"]) -> Float[Tensor, "rows features"]:
-        """Feature activations."""
+        """The feature activations of some states."""
         return self.frame.to(a.device, a.dtype).coordinates(a)
 
     def explained(self, a: Float[Tensor, "rows d"]) -> float:

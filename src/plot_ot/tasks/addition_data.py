@@ -89,7 +89,7 @@ def longest_run(codes: Int[Tensor, " rows"], bits: int) -> Int[Tensor, " rows"]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast to train."""
+    """A training recipe: how long and how fast to train."""
 
     rate: float
     epochs: int
@@ -102,7 +102,7 @@ RECIPES = {"paper": Recipe(0.01, 250, False), "first-exact": Recipe(0.02, 120, T
 
 @dataclass(frozen=True)
 class Adder:
-    """Which network: the number of bits, the width d of its state, the training recipe by name."""
+    """A network to train: the number of bits, the width d of its state, the training recipe by name."""
 
     bits: int = 4
     width: int = 8
@@ -130,7 +130,7 @@ class Backbone:
 
     @torch.no_grad()
     def right(self, rows: Int[Tensor, "rows digits"]) -> Bool[Tensor, " rows"]:
-        """On which inputs all n + 1 bits are right."""
+        """Whether all n + 1 bits are right, for each input."""
         return same(self.net(self._encode(rows)) >= 0, causal_model(self.adder.bits).answer(rows))
 
     @property
@@ -149,7 +149,7 @@ class Backbone:
             )
 
     def subject(self) -> GRUSubject:
-        """The network for the engine."""
+        """The network as a subject that can be recorded and resumed."""
         return GRUSubject(self.net, self.adder.bits)
 
     def _encode(self, rows: Tensor) -> Tensor:

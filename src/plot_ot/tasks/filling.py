@@ -15,9 +15,9 @@ from plot_ot.errors import PlotError
 
 Rows = Int[Tensor, "rows inputs"]
 Draw = Callable[[str, int], tuple[Rows, Rows]]
-"""(family, count) -> that many random base rows and their sources."""
+"""A function that draws `count` random base rows of a family, and their sources."""
 Filter = Callable[[Rows], Bool[Tensor, " rows"]]
-"""Which prompts the model answers correctly."""
+"""A function that says which prompts the model answers correctly."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Filling:
             yield base[fits], source[fits]
 
     def _pass(self, base: Rows, source: Rows) -> Bool[Tensor, " pairs"]:
-        """Both prompts answered correctly; every distinct prompt is asked once."""
+        """Whether both prompts of each pair are answered correctly; every distinct prompt is asked once."""
         rows, index = torch.unique(torch.cat([base, source]), dim=0, return_inverse=True)
         right = self.right(rows)
         if not isinstance(right, Tensor) or right.shape != (len(rows),):
@@ -135,7 +135,7 @@ class Filling:
 
 
 def _tries(passed: int, tried: int) -> float:
-    """How many candidates one pair takes, by what was seen so far: at most ten."""
+    """How many candidates one pair takes, by the pass rate so far: at most ten."""
     return min(tried / max(passed, 1), 10.0) if tried else 1.0
 
 

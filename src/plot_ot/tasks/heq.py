@@ -89,11 +89,11 @@ class Backbone:
     table: Float[Tensor, "100 4"]
     epochs: int
     cell_accuracy: tuple[float, ...]
-    """On 10,000 held-out rows of each cell (0,0), (0,1), (1,0), (1,1)."""
+    """The accuracy on 10,000 held-out rows of each cell (0,0), (0,1), (1,0), (1,1)."""
 
     @property
     def accepted(self) -> bool:
-        """Right on every held-out row of all four cells: the network does compute hierarchical equality."""
+        """Whether the network is right on all held-out rows of all four cells: it computes hierarchical equality."""
         return min(self.cell_accuracy) == 1.0
 
     def encode(self, rows: Int[Tensor, "rows 4"]) -> Float[Tensor, "rows 16"]:
@@ -102,12 +102,12 @@ class Backbone:
 
     @torch.no_grad()
     def answers(self, rows: Int[Tensor, "rows 4"]) -> Bool[Tensor, " rows"]:
-        """What the network answers."""
+        """The answers that the network gives."""
         answers: Tensor = self.net(self.encode(rows)).argmax(dim=1) == 1
         return answers
 
     def subject(self) -> MLPSubject:
-        """The network for the engine."""
+        """The network as a subject that can be recorded and resumed."""
         return MLPSubject(self.net, encode=self.encode)
 
 

@@ -11,7 +11,7 @@ from plot_ot.tasks.language import LanguageTask, TextData
 
 @dataclass(frozen=True)
 class IndirectObject(LanguageTask):
-    """A task that small models solve as they are, so nothing needs planting."""
+    """A task that small models solve without further training, so nothing needs planting."""
 
     model: str = "smollm2"
     name = "ioi"

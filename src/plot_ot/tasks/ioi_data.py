@@ -128,7 +128,7 @@ def render(rows: Rows) -> list[str]:
 
 
 def encoder(tokenizer: Any, *, bos: int | None) -> Callable[[Rows], Encoded]:
-    """Rows to tokens, after `bos` if the model wants one."""
+    """A function that turns rows into tokens, after `bos` if the model wants one."""
     return lambda rows: prompts.encode(render(rows), tokenizer, bos=bos)
 
 

@@ -85,7 +85,7 @@ def _load(
 
 
 def scaled(sizes: Sequence[int], width: int) -> tuple[int, ...]:
-    """Widths of the paper at another model's scale."""
+    """Scale the paper's widths to a model of another width."""
     return tuple(dict.fromkeys(max(1, round(x * width / PAPER_WIDTH)) for x in sizes))
 
 
@@ -173,11 +173,11 @@ class LanguageTask(Task):
         return DecoderSubject(lm.model, self.encoder(), self.data.answer_tokens(lm.tokenizer), memory=self.memory)
 
     def encoder(self) -> Encode:
-        """Rows to tokens."""
+        """A function that turns rows into tokens."""
         return self.data.encoder(self.language_model.tokenizer, bos=self.language_model.bos)
 
     def render(self, rows: Tensor) -> list[str]:
-        """Rows to prompts."""
+        """The prompts of some rows."""
         return self.data.render(rows)
 
     def draw(self, seed: int, right: Filter) -> TextBanks:
@@ -186,7 +186,7 @@ class LanguageTask(Task):
 
     @property
     def readout(self) -> Readout:
-        """How outputs are looked at."""
+        """The readout: how outputs are looked at."""
         return as_readout(PHI[self.phi][0])
 
     def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
@@ -227,7 +227,7 @@ class LanguageTask(Task):
 
     @property
     def search(self) -> Search:
-        """The (K, λ) grid."""
+        """The (K, λ) grid of calibration."""
         return Search((1, 2, 4), self.strengths)
 
     def methods(self) -> dict[str, Method]:

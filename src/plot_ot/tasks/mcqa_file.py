@@ -34,7 +34,7 @@ class PublicQuestions:
 
     rows: Int[Tensor, "rows 12"]
     pairs: Mapping[str, tuple[Int[Tensor, "pairs 12"], Int[Tensor, "pairs 12"]]]
-    """family -> (base, source), for the families that the file has."""
+    """The (base, source) rows of each family that the file has."""
     lexicon: Lexicon
 
 
@@ -75,7 +75,7 @@ def _fetched(repo: str, folder: str) -> list[Path]:
     except Exception as e:  # a missing network, name or permission fails in many ways
         reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise PlotError(
-            f"'{repo}' is no file here and cannot be had from the hub as a data set: {reason} Check the name and the "
+            f"'{repo}' is neither a local file nor a hub data set: {reason} Check the name and the "
             f"network, or give the path of a local copy."
         ) from e
     if not fetched:

@@ -84,7 +84,7 @@ def render(rows: Int[Tensor, "rows 12"], lexicon: Lexicon = LEXICON) -> list[str
 def encoder(
     tokenizer: Any, *, bos: int | None, lexicon: Lexicon = LEXICON
 ) -> Callable[[Int[Tensor, "rows 12"]], Encoded]:
-    """Rows to tokens. `bos` is explicit: GGUF tokenizers add none, and some models want none."""
+    """A function that turns rows into tokens. `bos` is explicit: GGUF tokenizers add none, some models want none."""
 
     def run(rows: Tensor) -> Encoded:
         return prompts.encode(render(rows, lexicon), tokenizer, bos=bos)

@@ -19,8 +19,8 @@ from plot_ot.subjects.decoder.architecture import transformers_library
 from plot_ot.tasks.language import LanguageTask
 
 
-def planned(task: Task, seed: int, dtype: str) -> tuple[Scene, Mapping[str, Method]]:
-    """What a task has before anything runs, and its methods; a language model is known by its shape, in this type."""
+def scene_and_methods(task: Task, seed: int, dtype: str) -> tuple[Scene, Mapping[str, Method]]:
+    """What the planner knows of a task before anything runs, and its methods; `dtype` is a language model's type."""
     if isinstance(task, LanguageTask):
         shape = language_shape(task.model).as_type(dtype)
         return language_scene(task, shape, seed), task.methods_at(shape.width, shape.blocks)
@@ -66,7 +66,7 @@ def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
 
 
 def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
-    """Tokens of prompts, by the model's tokenizer where it is at hand."""
+    """A function that counts the tokens of prompts, by the model's tokenizer where it is available."""
     fetched = model_directory(task.model)
     folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
     tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words

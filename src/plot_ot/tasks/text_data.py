@@ -37,11 +37,11 @@ class TextBanks:
     transfer: Mapping[tuple[str, str], Bank]
     """Like `splits.test`, but with words and templates that the other banks do not have."""
     passed: Mapping[str, Mapping[str, tuple[int, int]]]
-    """split -> family -> (pairs passed, pairs tried)."""
+    """How many pairs passed the filter and how many were tried, by split and family."""
 
     @property
     def pass_rates(self) -> dict[str, dict[str, float]]:
-        """split -> family -> share of the tried pairs with both prompts answered correctly."""
+        """The share of the tried pairs with both prompts answered correctly, by split and family."""
         return {s: {f: p / t for f, (p, t) in families.items() if t} for s, families in self.passed.items()}
 
 
