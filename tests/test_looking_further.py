@@ -274,9 +274,9 @@ def test_kinds_of_methods_are_checked_and_count_their_stages():
     assert Method("x", "", (Made(0.1), LookFurther(best), Made(0.2))).steps == 5
 
 
-def with_ways(problem: Problem, *ways: tuple[int, ...] | None) -> list[Handle]:
+def with_ways(problem: Problem, *ways: tuple[int, ...] | None, **chosen: object) -> list[Handle]:
     place = problem.subject.places[0]
-    return [handle_at(problem, "a", place, 0.5, **({} if w is None else {"ways": w})) for w in ways]
+    return [handle_at(problem, "a", place, 0.5, **({} if w is None else {"ways": w}), **chosen) for w in ways]
 
 
 def test_a_retraced_method_goes_only_the_ways_that_its_handles_went(gates):
@@ -285,8 +285,8 @@ def test_a_retraced_method_goes_only_the_ways_that_its_handles_went(gates):
     first, second = (Best(tuple((Made(k / 10),) for k in range(n))) for n in (3, 2))
     method = Method("x", "said", (before, LookFurther(first), between, second, after))
 
-    def stages(*ways: tuple[int, ...] | None) -> tuple:
-        again = method.retraced(with_ways(problem, *ways))
+    def stages(*ways: tuple[int, ...] | None, **chosen: object) -> tuple:
+        again = method.retraced(with_ways(problem, *ways, **chosen))
         assert (again.name, again.summary) == ("x", "said")
         return again.stages
 
@@ -298,6 +298,25 @@ def test_a_retraced_method_goes_only_the_ways_that_its_handles_went(gates):
     for untold in (None, (), (1,), (0, 1, 1)):
         assert stages(untold) == whole
         assert stages((2, 0), untold) == whole
+    # nothing after the stage that made the last handle is run again
+    assert stages(None, stage=0) == (before,)
+    assert stages((2,), stage=1) == (before, first.only([2]))
+    assert stages((2, 0), stage=1) == (before, first.only([2]))  # which the second choice kept
+    assert stages((2,), stage=2) == (before, first.only([2]), between)
+    assert stages((1,), stage=3) == (before, first, between, second)  # made by the second choice, from nothing
+    early, late = with_ways(problem, (2,), stage=1) + with_ways(problem, (0, 1), stage=3)
+    assert method.retraced([early, late]).stages == (before, first.only([0, 2]), between, second.only([1]))
+
+
+def test_handles_tell_the_stage_that_made_them(gates):
+    _, problem = gates
+    method = Method("x", "", (Made(0.5), Best(((), (Made(0.8),))), Best(((), (Made(0.2),))), Made(0.1)))
+    handles = method.run(problem)[0].handles
+    assert {v: (h.chosen["stage"], h.chosen["ways"]) for v, h in handles.items()} == dict.fromkeys("ab", (1, (1, 0)))
+    again = method.retraced(handles.values())
+    assert again.stages == (method.stages[0], Best(((Made(0.8),),)))
+    literal = method.literally().run(problem)[0].handles
+    assert {v: h.chosen["stage"] for v, h in literal.items()} == dict.fromkeys("ab", 3)
 
 
 def test_a_retraced_method_looks_at_the_places_it_is_given_alone(gates):
