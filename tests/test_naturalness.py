@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +13,8 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from plot_ot.judging.naturalness import naturalness
+from plot_ot.judging.naturalness import DRAWS, naturalness
+from plot_ot.stages.natural import shrunk_covariance
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
 
@@ -70,3 +74,92 @@ def test_the_stretch_does_not_depend_on_units(recording):
         assert naturalness(handle(recording, E1, E1), recording, recording).stretch == pytest.approx(before, rel=1e-3)
     finally:
         recording.store.activations[place] = kept
+
+
+def test_the_stretch_is_the_median_length_of_edited_states_over_that_of_natural_ones(recording):
+    place = recording.subject.places[0]
+    states = recording.store.activations[place.name].double()
+    centred = states - states.mean(dim=0)
+    precision = torch.linalg.inv(shrunk_covariance(centred))
+
+    def length(a: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(row @ precision @ row).sqrt() for row in a])
+
+    base, source = recording.base_at(place).double(), recording.source_at(place).double()
+    edited = base.clone()
+    edited[:, 0] += 2.0 * (source[:, 0] - base[:, 0])
+    lengths = length(edited - states.mean(dim=0)) / length(centred).median()
+    doubled = replace(handle(recording, E1, E1).edits[0], gains=torch.tensor([2.0]))
+    found = naturalness(replace(handle(recording, E1, E1), edits=(doubled,)), recording, recording)
+    assert found.stretch == pytest.approx(float(lengths.median()), rel=1e-5)
+    # its interval draws base inputs again, each with all of its pairs
+    group = recording.bank.base_groups()
+    count = int(group.max()) + 1
+    drawn = torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(0))
+    medians = []
+    for some in drawn:
+        pooled = torch.cat([lengths[group == g] for g in some]).sort().values
+        medians.append(float(pooled[(len(pooled) - 1) // 2]))
+    ends = np.quantile(medians, (0.025, 0.975))
+    assert (found.stretch_low, found.stretch_high) == pytest.approx(tuple(ends), rel=1e-5)
+    assert found.stretch_low <= found.stretch <= found.stretch_high
+
+
+def test_the_cell_stretch_is_measured_from_the_states_that_have_the_sources_value(recording):
+    place = recording.subject.places[0]
+    inputs = recording.store.inputs
+    states = recording.store.activations[place.name].double()
+    value = causal().run(inputs)["A"]
+    means = torch.stack([states[value == v].mean(dim=0) for v in (0, 1)])
+    centred = states - means[value.long()]
+    precision = torch.linalg.inv(shrunk_covariance(centred))
+
+    def length(a: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(row @ precision @ row).sqrt() for row in a])
+
+    base, source = recording.base_at(place).double(), recording.source_at(place).double()
+    wanted = causal().run(recording.bank.source)["A"]
+    for direction, natural in ((0, True), (2, False)):  # what is read is written where it belongs, or elsewhere
+        edited = base.clone()
+        edited[:, direction] += source[:, 0] - base[:, 0]
+        expected = (length(edited - means[wanted.long()]) / length(centred).median()).median()
+        written = handle(recording, E1, torch.eye(4)[:, direction : direction + 1])
+        found = naturalness(written, recording, recording).cell_stretch
+        assert found == pytest.approx(float(expected), rel=1e-4)
+        assert (found < 1.5) == natural
+
+
+def test_without_a_fit_input_of_the_sources_value_there_is_no_cell_stretch(recording):
+    zeros = recording.select((recording.bank.base[:, 0] == 0) & (recording.bank.source[:, 0] == 0))
+    ones = recording.select(recording.bank.source[:, 0] == 1)
+    assert naturalness(handle(recording, E1, E1), zeros, ones).cell_stretch is None
+    some = naturalness(handle(recording, E1, E1), zeros, recording).cell_stretch  # from the pairs with known values
+    assert some is not None
+    flat = naturalness(handle(recording, E1, E1), zeros, recording)
+    assert (flat.decoding, flat.chance) == (None, None)  # one value only: nothing to tell apart
+
+
+def test_decoding_is_a_balanced_share_on_inputs_that_were_not_fitted(recording):
+    """Of eight held-out inputs with value 0 all are told, of four with value 1 half: 0.75, not 10 of 12."""
+    place = recording.subject.places[0]
+    rows = recording.base_rows
+    value = recording.bank.base[:, 0]
+    zeros, ones = ((value == v).nonzero().squeeze(1) for v in (0, 1))
+    fit = recording.select(torch.cat([zeros[8:], ones[4:]]))
+    held = recording.select(torch.cat([zeros[:8], ones[:4]]))
+    kept = recording.store.activations[place.name].clone()
+    try:
+        recording.store.activations[place.name][rows[ones[:2]], 0] -= 1.0
+        found = naturalness(handle(recording, E1, E1), fit, held)
+    finally:
+        recording.store.activations[place.name] = kept
+    assert found.decoding == pytest.approx(0.75)
+    assert found.chance == 0.5
+
+
+def test_only_directions_that_an_edit_uses_are_read(recording):
+    place = recording.subject.places[0]
+    both = Frame.oblique(torch.eye(4)[:, :2], torch.eye(4)[:, :2])
+    for gains, decodes in ((torch.tensor([1.0, 0.0]), True), (torch.tensor([0.0, 1.0]), False)):
+        some = Handle("A", (Edit(place, both, gains),), recording.subject.identity())
+        assert (naturalness(some, recording, recording).decoding > 0.9) == decodes

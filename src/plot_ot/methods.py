@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import accumulate
 
 from plot_ot.errors import unknown
 from plot_ot.handles import Handle
@@ -107,19 +108,17 @@ class Method:
         Stages that came later and changed nothing are left out. Where a handle does not tell its way through every
         choice, all ways are kept. No stage looks further than the places it is given.
         """
-        kept = list(handles)
-        taken = [tuple(h.chosen.get("ways", ())) for h in kept]
-        last = max(int(h.chosen.get("stage", len(self.stages) - 1)) for h in kept)
-        plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages[: last + 1]]
-        choices = sum(isinstance(stage, Best) for stage in plain)
-        stages: list[Stage] = []
-        passed = 0
-        for stage in plain:
-            if isinstance(stage, Best):
-                if all(len(ways) == choices for ways in taken):
-                    stage = stage.only({ways[passed] for ways in taken})
-                passed += 1
-            stages.append(stage)
+        plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages]
+        before = list(accumulate(int(isinstance(stage, Best)) for stage in plain))  # choices up to every stage
+        taken, ends = [], []
+        for h in handles:
+            ends.append(int(h.chosen.get("stage", len(plain) - 1)))
+            taken.append(tuple(h.chosen.get("ways", ())))
+        told = all(len(ways) in (before[end], before[-1]) for ways, end in zip(taken, ends, strict=True))
+        stages = plain[: 1 + max(ends)]
+        for n, stage in enumerate(stages):
+            if isinstance(stage, Best) and told:
+                stages[n] = stage.only({ways[before[n] - 1] for ways in taken if len(ways) >= before[n]})
         return replace(self, stages=tuple(stages))
 
 
