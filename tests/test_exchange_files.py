@@ -250,7 +250,7 @@ def test_several_places_and_other_networks_are_refused(subject, export, tmp_path
         EXPORTS[export](Handle("z", edits, subject.identity()), tmp_path)
     net = MLPSubject(mlp(4, 6, 7, 3))
     edit = Edit(net.places[0], Frame.identity(6), torch.ones(6))
-    with pytest.raises(PlotError, match="no place of a language model"):
+    with pytest.raises(PlotError, match="not a place of a language model"):
         EXPORTS[export](Handle("z", (edit,), net.identity()), tmp_path)
 
 

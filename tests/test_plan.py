@@ -558,7 +558,7 @@ def test_explain_says_what_workers_change_and_how_far_a_plan_may_be_off(monkeypa
     assert "For DAS every worker records the fit bank for itself, which is not counted." in two
     assert ("sent to workers" in two) > ("sent to workers" in alone)
     for text in (alone, two):
-        assert "lowest is if they are late, where few blocks are left to run, highest if early" in text
+        assert "`lowest` assumes late places, where few blocks are left to run, `highest` early ones" in text
 
 
 def test_explain_says_that_it_plans_no_task_files(monkeypatch, capsys):

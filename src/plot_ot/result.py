@@ -94,7 +94,7 @@ class Result:
         lines = [v.sentence for v in self.verdicts.values()]
         lines += [f"  {v}: {' → '.join(self.zoom(v))}" for v in self.handles if len(self.zoom(v)) > 1]
         lines += [f"  note: {note}" for note in self.notes]
-        parts = ", ".join(f"{part} {s:.1f}" for part, s in self.waited.items() if s >= 0.05)
+        parts = ", ".join(f"{part} {s:.1f}" for part, s in self.waited.items() if s >= 0.05 and part != "report")
         return "\n".join([*lines, f"  {self.seconds:.1f} s ({parts}), method {self.method}"])
 
     __repr__ = __str__

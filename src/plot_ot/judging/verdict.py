@@ -206,7 +206,7 @@ def _against_random(
     mine, mine_drawn = boot.balanced(right)
     rng = np.random.default_rng(3)
     while True:
-        drawn += [correctness(k) for k in range(len(drawn), len(drawn) + RANDOM_AT_ONCE)]
+        drawn += [correctness(k) for k in range(len(drawn), min(len(drawn) + RANDOM_AT_ONCE, RANDOM_HANDLES))]
         each = [boot.balanced(r) for r in drawn]
         draws = np.stack([d for _, d in each])
         chosen = rng.integers(len(drawn), size=draws.shape)
