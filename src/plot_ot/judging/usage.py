@@ -219,14 +219,13 @@ def read_from_used(
     if any(e.frame.encoder is not None for e in handle.edits):
         return None
     found = [used_directions(fit, e, generator) for e in handle.edits]
-    refitted = zip(
-        *(refitted_readings(fit, e, u, handle.variable) for e, u in zip(handle.edits, found, strict=True)), strict=True
-    )
-    patterns = zip(*(natural_writings(fit, e, handle.variable) for e in handle.edits), strict=True)
-    tries = [replace(handle, edits=edits) for edits in (*refitted, *patterns)]
     weights = pair_weights(calibration, handle.variable, "balanced")
-    scores = [float(correct(calibration, h, readout).double() @ weights) for h in tries]
-    best = tries[max(range(len(tries)), key=scores.__getitem__)]
+    best = handle
+    for k, (e, u) in enumerate(zip(handle.edits, found, strict=True)):  # one place after the other
+        options = refitted_readings(fit, e, u, handle.variable) + natural_writings(fit, e, handle.variable)
+        tries = [replace(best, edits=(*best.edits[:k], option, *best.edits[k + 1 :])) for option in options]
+        scores = [float(correct(calibration, h, readout).double() @ weights) for h in tries]
+        best = tries[max(range(len(tries)), key=scores.__getitem__)]
     return Rebuilt(best, sum(u.rank for u in found), sum(e.place.width for e in handle.edits))
 
 
