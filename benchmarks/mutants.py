@@ -64,6 +64,12 @@ def campaign(module: str, sample: int, seed: int) -> dict[str, Any]:
     return json.loads((SCRATCH / "found.json").read_text(encoding="utf-8"))
 
 
+def commit() -> str:
+    """What was tried: the commit that the tree is at."""
+    call = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(call, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
+
+
 def interval(killed: int, tried: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     z, p = 1.96, killed / tried
@@ -77,7 +83,7 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
     for module, r in results.items():
         low, high = interval(r["killed"], r["tried"]) if r["tried"] < r["mutants"] else (None, None)
         share = f"{r['killed'] / r['tried']:.0%}" + (f" [{low:.0%}, {high:.0%}]" if low is not None else "")
-        tests = ", ".join(f"`{t}`" for t in TESTS[module])
+        tests = "those of judging" if TESTS[module] is FILES else ", ".join(f"`{t}`" for t in TESTS[module])
         rows.append(
             [
                 f"`{module}`",
@@ -86,6 +92,8 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
                 str(r["killed"]),
                 share,
                 str(len(r["survivors"])),
+                str(r.get("seed", "")),
+                r.get("commit", ""),
                 tests,
             ]
         )
@@ -104,7 +112,9 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "Where fewer mutants were tried than there are, "
         "they are a seeded sample of all, with Wilson's 95 % interval; survivors among them are listed with a reason.",
         "",
-        *markdown(["module", "mutants", "tried", "killed", "share", "survivors", "tests"], rows),
+        f"The tests of judging are {', '.join(f'`{name}`' for name in FILES)}.",
+        "",
+        *markdown(["module", "mutants", "tried", "killed", "share", "survivors", "seed", "commit", "tests"], rows),
         "",
         f"Together {killed} of {tried} killed ({killed / tried:.1%}).",
         "",
@@ -128,7 +138,7 @@ def main() -> None:
     given = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for module in [] if given.page else given.only:
-        results[module] = campaign(module, given.sample, given.seed)
+        results[module] = campaign(module, given.sample, given.seed) | {"seed": given.seed, "commit": commit()}
         write_atomically(RESULTS, (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
     reasons = json.loads(REASONS.read_text(encoding="utf-8")) if REASONS.exists() else {}
     kept = {module: results[module] for module in TESTS if results.get(module, {}).get("tried")}

@@ -157,6 +157,7 @@ def test_how_far_one_score_is_ahead_of_another_of_other_pairs():
     # although both come from one stream of draws, their errors are taken as independent: √2 · 1.96 · 0.1 to each side
     assert ahead.high - ahead.low == pytest.approx(2 * 1.96 * 0.1 * 2**0.5, rel=0.1)
     assert other.ahead_of(mine).value == pytest.approx(-0.5)
+    assert Score(0.9, np.full(1000, 0.9), 40).ahead_of(mine).value == 0.0
 
 
 def test_shuffled_recordings_are_the_same_runs_with_other_labels():

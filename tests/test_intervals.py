@@ -67,14 +67,23 @@ def test_the_interval_of_a_share_lies_around_it_within_zero_and_one_and_is_never
 
 @settings(max_examples=20, deadline=None)
 @given(banks, st.data())
-def test_the_interval_of_a_difference_contains_its_mean(pairs, data):
+def test_the_interval_of_a_difference_is_that_of_its_draws(pairs, data):
     bank = bank_of([b for b, _, _ in pairs], [f for _, f, _ in pairs])
     values = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=len(pairs), max_size=len(pairs)))
     boot = Bootstrap(bank)
+    mean, drawn = boot.balanced(np.array(values))
     found = boot.interval(np.array(values))
-    assert found.low - 1e-6 <= found.value <= found.high + 1e-6
-    assert found.value == pytest.approx(boot.balanced(np.array(values))[0])
-    assert found.bases == boot.balanced_bases
+    assert (found.value, found.bases) == (mean, boot.balanced_bases)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, (LOW, HIGH))))
+    assert min(values) <= found.low <= found.high <= max(values)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=20, max_size=60))
+def test_the_interval_of_a_difference_contains_its_mean(values):
+    found = Bootstrap(bank_of(list(range(len(values))), [0] * len(values))).interval(np.array(values))
+    assert found.low - 1e-6 <= np.mean(values) == pytest.approx(found.value)
+    assert found.value <= found.high + 1e-6
 
 
 def test_plain_and_familywise_shares_are_those_of_a_loop():
@@ -115,12 +124,9 @@ def test_the_ends_of_an_interval_are_the_outer_fortieths_of_a_thousand_draws():
 @pytest.mark.parametrize(("bases", "unseen"), [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.75), (60, 0.05), (300, 0.01)])
 def test_what_was_never_seen_in_n_inputs_may_still_have_a_share_of_three_in_n(bases, unseen):
     assert rule_of_three(bases) == pytest.approx(unseen)
-
-
-def test_an_interval_is_the_middle_of_the_draws():
-    drawn = np.linspace(0, 1, 1001)
-    found = Interval.of(0.4, drawn, 7)
-    assert (found.value, found.low, found.high, found.bases) == (0.4, pytest.approx(0.025), pytest.approx(0.975), 7)
+    # a share has that as its least width at the ends; a difference is as wide as its draws
+    flat = Interval.of(0.25, np.full(100, 0.25), bases)
+    assert (flat.low, flat.high, flat.bases) == (0.25, 0.25, bases)
 
 
 def test_a_score_of_zero_has_the_rule_of_threes_upper_bound():

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from nets import orthonormal, rand
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging import usage
 from plot_ot.judging.status import Status
 from plot_ot.judging.usage import Used, read_from_used, used_directions
 from plot_ot.judging.verdict import Opponents, judge
 from plot_ot.signatures import as_readout
 from plot_ot.stages.calibrate import correct
+from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
 from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, record
 from truth import illusions, kinds
 from truth.known import Known, draw_splits
@@ -125,3 +129,146 @@ def test_a_reading_through_an_encoder_is_not_rebuilt():
     frame = replace(edit.frame, encoder=object())
     odd = replace(handle, edits=(replace(edit, frame=frame),))
     assert read_from_used(odd, fit, calibration, READOUT, torch.Generator()) is None
+
+
+# -- the parts, against plain linear algebra --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plant() -> tuple[Known, BankRecording, BankRecording]:
+    known = kinds.planted(1100)
+    fit, calibration, _, _ = recorded(known, 200)
+    return known, fit, calibration
+
+
+def test_the_root_is_that_of_the_shrunk_second_moment():
+    difference = rand(0, 50, 4, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0, 0.0], dtype=torch.float64)
+    moment = difference.T @ difference / 50
+    expected = moment + 1e-3 * moment.diagonal().mean() * torch.eye(4, dtype=torch.float64)
+    root = usage._root(difference)
+    assert torch.allclose(root @ root, expected)
+    assert torch.allclose(root, root.T)
+    nothing = usage._root(torch.zeros(5, 3, dtype=torch.float64))
+    assert bool((nothing.diagonal() > 0).all())  # it can be solved with
+
+
+def test_the_span_of_rows_is_orthonormal_and_holds_them_strongest_first():
+    basis = orthonormal(0, 6, 6, dtype=torch.float64)
+    rows = rand(1, 20, 3, dtype=torch.float64) * torch.tensor([1.0, 100.0, 10.0], dtype=torch.float64) @ basis[:, :3].T
+    span = usage._span(rows)
+    assert span.shape == (6, 3)
+    assert torch.allclose(span.T @ span, torch.eye(3, dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(rows @ span @ span.T, rows, atol=1e-6)
+    assert abs(float(span[:, 0] @ basis[:, 1])) > 0.9
+    assert usage._span(torch.zeros(4, 6, dtype=torch.float64)).shape == (6, 0)
+
+
+def test_the_fewest_functionals_that_are_enough_are_found():
+    basis = orthonormal(2, 6, 5, dtype=torch.float64)
+    slopes = torch.diag(torch.tensor([1.0, 9.0, 3.0, 27.0, 81.0], dtype=torch.float64)) @ basis.T
+    used = Used(None, basis, torch.eye(6, dtype=torch.float64))  # type: ignore[arg-type]
+    for enough in range(1, 6):
+        found = usage._fewest(used, slopes, lambda u, enough=enough: u.rank >= enough)
+        assert found.rank == enough
+        strongest = basis[:, [4, 3, 1, 2, 0][:enough]]
+        assert torch.allclose(found.basis @ found.basis.T, strongest @ strongest.T, atol=1e-8)
+
+
+def test_an_edit_is_read_and_written_along_its_nonzero_gains(plant):
+    place = plant[1].subject.places[0]
+    d = place.width
+    gains = torch.zeros(d)
+    gains[[1, 3]] = torch.tensor([0.5, -2.0])
+    read, write, kept = usage._parts(Edit(place, Frame.identity(d), gains))
+    assert torch.equal(read, torch.eye(d, dtype=torch.float64)[:, [1, 3]])
+    assert torch.equal(write, read)
+    assert kept.tolist() == [0.5, -2.0]
+    r, w = rand(0, d, 3), rand(1, d, 3)
+    read, write, kept = usage._parts(Edit(place, Frame.oblique(r, w), torch.tensor([1.0, 0.0, 2.0])))
+    assert torch.equal(read, r[:, [0, 2]].double())
+    assert torch.equal(write, w[:, [0, 2]].double())
+    assert kept.tolist() == [1.0, 2.0]
+
+
+def test_what_is_read_is_averaged_over_pairs_with_the_same_two_values(plant):
+    _, fit, _ = plant
+    seen = rand(3, len(fit), 2, dtype=torch.float64)
+    values = [fit.bank.causal.run(x)["p"].tolist() for x in (fit.bank.base, fit.bank.source)]
+    pairs = list(zip(*values, strict=True))
+    found = usage._mean_by_values(seen, fit, "p")
+    for t, pair in enumerate(pairs):
+        alike = [k for k, other in enumerate(pairs) if other == pair]
+        assert torch.allclose(found[t], seen[alike].mean(dim=0))
+
+
+def test_readings_are_refitted_by_projection_and_ridge_regression(plant):
+    known, fit, _ = plant
+    [edit] = known.handles["p"].edits
+    place, d = edit.place, edit.place.width
+    difference = (fit.source_at(place) - fit.base_at(place)).double()
+    root = usage._root(difference)
+    basis = orthonormal(4, d, 5, dtype=torch.float64)
+    used = Used(place, basis, root)
+    read, write, gains = usage._parts(edit)
+    found = usage.refitted_readings(fit, edit, used, "p")
+    seen = difference @ read
+    whitened = np.linalg.solve(root.numpy(), difference.numpy().T).T @ basis.numpy()
+    expected = [np.linalg.solve(root.numpy(), (basis @ basis.T @ root @ read).numpy())]
+    for target in (seen, usage._mean_by_values(seen, fit, "p")):
+        for ridge in (1e-3, 1e-1):
+            gram = whitened.T @ whitened / len(fit) + ridge * np.eye(5)
+            fitted = np.linalg.solve(gram, whitened.T @ target.numpy() / len(fit))
+            expected.append(np.linalg.solve(root.numpy(), basis.numpy() @ fitted))
+    assert len(found) == len(expected) == 5
+    for one, other in zip(found, expected, strict=True):
+        assert one.place == place
+        assert torch.equal(one.gains, gains)
+        np.testing.assert_allclose(one.frame.read, other, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(one.frame.write, write, rtol=1e-5, atol=1e-6)
+
+
+def test_natural_writings_are_what_goes_with_the_reading(plant):
+    known, fit, _ = plant
+    [edit] = known.handles["p"].edits
+    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double()
+    read, _, _ = usage._parts(edit)
+    found = usage.natural_writings(fit, edit, "p")
+    assert len(found) == len(RULES) + 1
+    targets = [cell_shift(fit, edit.place, "p", cell_variables(fit, "p", rule)) for rule in RULES]
+    targets.append((torch.arange(len(fit)), difference))
+    for one, (pairs, delta) in zip(found, targets, strict=True):
+        seen = (difference[pairs] @ read).numpy()
+        gram = seen.T @ seen / len(seen)
+        ridge = 1e-3 * np.diag(gram).mean() * np.eye(len(gram))
+        write = np.linalg.solve(gram + ridge, seen.T @ delta.numpy() / len(seen)).T
+        np.testing.assert_allclose(one.frame.write, write, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(one.frame.read, read, rtol=1e-5, atol=1e-6)
+        assert torch.equal(one.gains, torch.ones(read.shape[1]))
+
+
+def test_the_rebuilt_handle_is_the_best_of_all_fits_on_calibration(plant):
+    known, fit, calibration = plant
+    handle = known.handles["p"]
+    rebuilt = read_from_used(handle, fit, calibration, READOUT, torch.Generator().manual_seed(0))
+    assert rebuilt is not None
+    used = used_directions(fit, handle.edits[0], torch.Generator().manual_seed(0))
+    assert (rebuilt.used, rebuilt.width) == (used.rank, handle.edits[0].place.width)
+    tries = usage.refitted_readings(fit, handle.edits[0], used, "p")
+    tries += usage.natural_writings(fit, handle.edits[0], "p")
+    changed = calibration.bank.changed["p"]
+    scores = []
+    for edit in tries:
+        right = correct(calibration, replace(handle, edits=(edit,)), READOUT).double()
+        scores.append(float(right[changed].mean() + right[~changed].mean()) / 2)
+    best = tries[max(range(len(scores)), key=scores.__getitem__)]
+    assert torch.allclose(rebuilt.handle.edits[0].frame.read, best.frame.read, atol=1e-5)
+    assert torch.allclose(rebuilt.handle.edits[0].frame.write, best.frame.write, atol=1e-5)
+    assert rebuilt.handle.variable == "p"
+    # of two edits both are rebuilt, and their sizes added up
+    first, second = fit.subject.places
+    edits = tuple(Edit(p, Frame.identity(p.width), (torch.arange(p.width) < 3).float()) for p in (first, second))
+    both = read_from_used(replace(handle, edits=edits), fit, calibration, READOUT, torch.Generator().manual_seed(0))
+    assert both is not None
+    assert both.handle.places == [first.name, second.name]
+    assert both.width == first.width + second.width
+    assert 2 <= both.used <= both.width
