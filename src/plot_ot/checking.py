@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +21,11 @@ from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.abstract.templates import Span, shown
 from plot_ot.errors import PlotError
 from plot_ot.files.writing import Json
-from plot_ot.judging.gates import LEAST_PAIRS
+from plot_ot.judging.gates import KEEPS, LEAST_PAIRS, WORKS
+from plot_ot.judging.intervals import Bootstrap
 
+ANYONE = "a network that is always right"
+"""Who answers in a check: no network is loaded."""
 SIZE = {True: 200, False: 1000}
 """Pairs per bank that `localize` draws from inputs, on a language model and else."""
 PROMPTS_TRIED = 5
@@ -151,12 +155,12 @@ def _look_at_banks(
         family = torch.tensor([names.index(f) for f in given.family]) if given.family else None
         whole = Bank.from_pairs(causal, given.base, given.source, family=family, families=names or None)
         _describe(found, model, whole)
-        splits, _ = from_pairs(causal, given, right, generator)
+        splits, _ = from_pairs(causal, given, right, generator, ANYONE)
         held_out = [splits.test[causal.variables[0], kind] for kind in ("sensitivity", "invariance")]
         parts = {"fit": [splits.fit], "calibration": [splits.calibration], "test": held_out}
         found.families |= {split: _families(*banks) for split, banks in parts.items()}
     else:
-        splits, _ = from_inputs(causal, given, right, SIZE[text], generator)
+        splits, _ = from_inputs(causal, given, right, SIZE[text], generator, ANYONE)
         found.notes.append("inputs without pairs: the pairs below are drawn as `localize` would draw them")
         _describe(found, model, splits.calibration)
     _look_at_power(found, causal, splits)
@@ -197,6 +201,27 @@ def _look_at_power(found: Checkup, causal: CausalModel, splits: Splits) -> None:
             found.problems.append(
                 f"'{v}' would be undecided with these pairs: its test bank has too few {'; '.join(gaps)}"
             )
+        else:
+            found.notes += _too_few_bases(v, splits)
+
+
+def _too_few_bases(variable: str, splits: Splits) -> list[str]:
+    """What even a perfect handle could not be shown to do, for want of base inputs (the rule of three)."""
+    tested = splits.test[variable, "sensitivity"]
+    kinds = {
+        ("work on most pairs that tell", WORKS): tested.select(tested.discriminating(variable)),
+        ("leave the rest alone", KEEPS): splits.test[variable, "invariance"],
+    }
+    said = []
+    for (what, bound), bank in kinds.items():
+        bases = Bootstrap(bank).balanced_bases
+        needed = math.ceil(3 / (1 - bound) - 1e-9)
+        if bases < needed:
+            said.append(
+                f"'{variable}': even a perfect handle could not be shown to {what}: the test pairs for it have {bases} "
+                f"base inputs, at least {needed} are needed"
+            )
+    return said
 
 
 def _families(*banks: Bank) -> dict[str, int]:

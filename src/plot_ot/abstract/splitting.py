@@ -33,7 +33,12 @@ class Pairs:
 
 
 def from_inputs(
-    causal: CausalModel, inputs: Int[Tensor, "rows inputs"], right: Right, size: int, generator: torch.Generator
+    causal: CausalModel,
+    inputs: Int[Tensor, "rows inputs"],
+    right: Right,
+    size: int,
+    generator: torch.Generator,
+    who: str = "the network",
 ) -> tuple[Splits, str]:
     """Pairs drawn from the rows that are answered right: half of them fit, a quarter calibrates, a quarter tests.
 
@@ -42,7 +47,7 @@ def from_inputs(
     distinct = distinct_rows(inputs)
     passed = right(distinct)
     rows = distinct[passed]
-    said = f"the network answers {len(rows)} of {len(distinct)} distinct inputs as the causal model does"
+    said = f"{who} answers {len(rows)} of {len(distinct)} distinct inputs as the causal model does"
     if len(rows) < LEAST_ROWS:
         raise PlotError(
             f"{said.capitalize()}; at least {LEAST_ROWS} are needed. Train it further, give more inputs, or check that "
@@ -67,7 +72,9 @@ def from_inputs(
     return Splits.checked(*banks, draw(held_out, "test").by_variable(), strict=True), said
 
 
-def from_pairs(causal: CausalModel, pairs: Pairs, right: Right, generator: torch.Generator) -> tuple[Splits, str]:
+def from_pairs(
+    causal: CausalModel, pairs: Pairs, right: Right, generator: torch.Generator, who: str = "the network"
+) -> tuple[Splits, str]:
     """The pairs whose two inputs are both answered right, split by base input (or as their `split` says)."""
     causal.check_pairs(pairs.base, pairs.source)
     both = distinct_rows(torch.cat([pairs.base, pairs.source]))
@@ -77,7 +84,7 @@ def from_pairs(causal: CausalModel, pairs: Pairs, right: Right, generator: torch
     ok[codes[: len(both)]] = passed
     base_ok, source_ok = ok[codes[len(both) :]].split(len(pairs))
     kept = (base_ok & source_ok).nonzero().squeeze(1)
-    said = f"the network answers both inputs of {len(kept)} of {len(pairs)} pairs as the causal model does"
+    said = f"{who} answers both inputs of {len(kept)} of {len(pairs)} pairs as the causal model does"
     if len(kept) < 3 * LEAST_PAIRS:
         raise PlotError(
             f"{said.capitalize()}; at least {3 * LEAST_PAIRS} are needed ({int(passed.sum())} of {len(both)} distinct "
