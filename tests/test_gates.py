@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plot_ot.judging import gates as g
@@ -252,6 +252,7 @@ ends = st.lists(st.floats(-1, 1), min_size=3, max_size=3).map(sorted)
 
 
 @pytest.mark.parametrize("name", GATES)
+@settings(deadline=None)
 @given(ends, st.lists(st.floats(0, 0.5), min_size=3, max_size=3).map(sorted), st.integers(20, 500))
 def test_a_gate_never_answers_worse_for_an_interval_further_up(name, at, up, bases):
     low, value, high = at
@@ -261,6 +262,7 @@ def test_a_gate_never_answers_worse_for_an_interval_further_up(name, at, up, bas
 
 
 @pytest.mark.parametrize("name", [n for n in GATES if n != "none better"])
+@settings(deadline=None)
 @given(ends, st.floats(0, 0.5), st.integers(20, 500))
 def test_a_wider_interval_never_decides_what_a_narrower_one_left_open(name, at, more, bases):
     low, value, high = at
@@ -271,6 +273,7 @@ def test_a_wider_interval_never_decides_what_a_narrower_one_left_open(name, at, 
         assert wide.more >= narrow.more or wide.answer is not OPEN
 
 
+@settings(deadline=None)
 @given(st.floats(-1, 1), st.floats(0.01, 1), st.integers(20, 500))
 def test_the_number_of_inputs_that_is_asked_for_decides(value, width, bases):
     """With widths that shrink with the square root of the number of inputs, just more than that many decide."""
@@ -280,6 +283,7 @@ def test_the_number_of_inputs_that_is_asked_for_decides(value, width, bases):
         assert g.beats("x", Interval(value, value - shrunk, value + shrunk, bases)).answer is not OPEN
 
 
+@settings(deadline=None)
 @given(st.tuples(*[st.sampled_from(Answer)] * (len(CONTROLS) + len(REST))), st.sampled_from(Answer))
 def test_every_combination_of_answers_has_one_status_and_placed_needs_every_gate(answers, small):
     names = dict(zip((*CONTROLS, *REST), answers, strict=True))

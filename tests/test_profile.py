@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
@@ -12,6 +12,7 @@ from plot_ot.stages.problem import best_of
 from test_localize import HYPOTHESIS, ROWS
 
 
+@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(1, 50))
 def test_intervals_are_wilsons(right, more):
     pairs = max(right, more)
