@@ -256,3 +256,10 @@ def test_units_are_expected_to_take_as_long_as_their_namesakes():
     assert pace.left(["plot", "das"]) == 63.0
     assert pace.left(["unheard of"]) == 22.0
     assert [duration(s) for s in (0.2, 59, 200, 1500, 9000)] == ["1 s", "59 s", "3.3 min", "25 min", "2.5 h"]
+
+
+def test_every_registered_task_has_a_run_command_and_no_other_has():
+    from plot_ot.cli.run import app
+    from plot_ot.tasks import TASKS
+
+    assert {c.name for c in app.registered_commands} == set(TASKS)
