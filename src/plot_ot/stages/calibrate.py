@@ -22,7 +22,7 @@ from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced", "sensitive")
-TIES = ("smallest", "loss", "surest")
+TIES = ("smallest", "loss", "natural")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Search:
     """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance; `sensitive`: only pairs
     that change the variable."""
     ties: str = "smallest"
-    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the `surest`: the
-    lowest loss among those of smallest K."""
+    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the most `natural`: of
+    the smallest K, the lowest loss among swaps that stop at the source's value, and the weakest where all go beyond."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
@@ -61,9 +61,8 @@ def calibrate(
     surface = _surface(recording, candidates, variants, variable, weights, readout, search)
     best = float(surface.max())
     tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
-    if search.ties == "surest":
-        fewest = min(k for _, k, _ in tied)
-        tied = [t for t in tied if t[1] == fewest]
+    if search.ties == "natural":
+        tied = _most_natural(tied, variants, len(search.strengths))
     if search.ties != "smallest" and len(tied) > 1:
         tied = _lowest_loss(recording, candidates, variants, tied, variable, weights, search, readout)
     at, k, s = min(tied, key=lambda t: (search.sizes[t[1]], search.strengths[t[2]], t[0]))
@@ -136,6 +135,20 @@ def _surface(
         grid = scores.unflatten(0, (n, len(search.strengths)))
         grids.append(torch.cat([grid, grid[-1:].expand(len(search.sizes) - n, -1)]))
     return torch.stack(grids)
+
+
+def _most_natural(
+    tied: list[tuple[int, int, int]], variants: Sequence[Tensor], strengths: int
+) -> list[tuple[int, int, int]]:
+    """Of grid points of the smallest K, those without a gain above 1, else those whose largest gain is least.
+
+    A gain of 1 takes a site from the source; more pushes it past any value that it has by itself. Losses alone would
+    choose the strongest push, since it makes the network surest of its answers.
+    """
+    fewest = min(k for _, k, _ in tied)
+    excess = {(at, k, s): float(variants[at][k * strengths + s].max()) - 1 for at, k, s in tied if k == fewest}
+    least = max(min(excess.values()), 0.0)
+    return [t for t, beyond in excess.items() if beyond <= least + 1e-9]
 
 
 def _lowest_loss(

@@ -62,7 +62,7 @@ class Calibrate:
                 sites = f.sites * len(places) // len(f.places)
                 sizes = sorted({min(k, max(1, sites)) for k in self.search.sizes})
                 ahead.variants += f.chance[v] * f.couplings * len(sizes) * strengths
-                again = {"smallest": 0.0, "surest": 1 / len(sizes), "loss": 1.0}[self.search.ties]
+                again = {"smallest": 0.0, "natural": 1 / len(sizes), "loss": 1.0}[self.search.ties]
                 again *= ahead.case == "highest"
                 _forecast_grid(ahead, places, sizes, strengths, f.chance[v] * f.couplings * (1 + again))
 
