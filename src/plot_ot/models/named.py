@@ -38,6 +38,8 @@ from plot_ot.subjects.decoder.architecture import transformers_library
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"
+SOURCE_TREE = Path(__file__).parents[3]
+"""The checkout or unpacked source distribution, where this file lies in one."""
 WORK = ".work-"
 
 
@@ -106,9 +108,13 @@ def model_directory(name: str, cache: Path | None = None) -> Path:
 
 
 def shipped_adapters(name: str) -> dict[str, Path]:
-    """The adapters in this package for a model, by name."""
-    folder = Path(__file__).parent / "assets" / name
-    return {p.name: p for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
+    """The adapters for a model, by name: those of the source tree, if this runs from one, and those in the cache.
+
+    A wheel holds none, for few users load one. Each is 2 MB, lies in `adapters/` of the source distribution, and can be
+    trained anew by `scripts/train_adapters.py`.
+    """
+    folders = (default_cache() / "adapters" / name, SOURCE_TREE / "adapters" / name)
+    return {p.name: p for folder in folders for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
 
 
 def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> Path:
@@ -121,9 +127,15 @@ def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str])
         if str(adapter) in (name, name.rpartition("-")[0]):
             return directory
     path = Path(adapter).expanduser()
-    if not path.is_dir():
-        unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
-    return path
+    if path.is_dir():
+        return path
+    if str(model) in PACKAGED and not shipped:
+        raise PlotError(
+            f"The adapters for '{model}' are not installed; found '{adapter}', which is no directory either. They come with "
+            f"the source distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or "
+            f"give the directory of an adapter."
+        )
+    unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
 
 
 # -- fetching -------------------------------------------------------------------------------------------------
