@@ -17,7 +17,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
 from plot_ot.sites import SiteFamily
-from plot_ot.stages.problem import Calibration, Candidate
+from plot_ot.stages.problem import Calibration, Candidate, best_by
 from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
@@ -76,7 +76,8 @@ def calibrate(
         "support": chosen.label,
         "sites": [chosen.family.sites[j].name for j in chosen.coupling.ranking(variable)[:size]],
         "tied_at_K": chosen.coupling.tied_at(variable, size),
-        "by_support": _best_by_support(candidates, surface),
+        "by_support": best_by([c.label for c in candidates], surface.flatten(1).max(dim=1).values.tolist()),
+        "by_size": _by_size(candidates, variable, search.sizes, surface),
         "calibration_score": best,
         "at_edge": at_edge(search, k, s, len(chosen.family)),
     }
@@ -101,12 +102,17 @@ def edge_of(strengths: Sequence[float], chosen: int) -> list[str]:
     return [f"its strength {strengths[chosen]:g} is the {end} that was tried"]
 
 
-def _best_by_support(candidates: Sequence[Candidate], surface: Tensor) -> dict[str, float]:
-    """The best score each support (a place, or all) would have reached."""
-    best: dict[str, float] = {}
-    for c, scores in zip(candidates, surface.flatten(1).max(dim=1).values.tolist(), strict=True):
-        best[c.label] = max(scores, best.get(c.label, 0.0))
-    return best
+def _by_size(candidates: Sequence[Candidate], variable: str, tops: Sequence[int], surface: Tensor) -> dict[str, float]:
+    """The best score of the handles with each number of directions."""
+    counts, scores = list[str](), list[float]()
+    for c, reached in zip(candidates, surface.max(dim=2).values.tolist(), strict=True):
+        sizes, seen = list[int](), set[tuple[str, int]]()
+        for j in c.coupling.ranking(variable)[: max(tops)]:
+            seen.update((place.name, d) for place, directions in c.family.sites[j].parts for d in directions)
+            sizes.append(len(seen))
+        counts += [str(sizes[min(k, len(sizes)) - 1]) for k in tops]
+        scores += reached
+    return best_by(counts, scores)
 
 
 def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "settings sites"]:
