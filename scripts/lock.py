@@ -1,6 +1,6 @@
 """Write what can be installed, and what is: requirements.lock, the end of constraints.txt, and sbom.cdx.json.
 
-`make lock` runs it. requirements.lock has every package of every extra that Python 3.11 on Linux needs, with the hashes
+`make lock` runs it. requirements.lock has every package of every extra and group that Python 3.11 on Linux needs, with the hashes
 of its files for all systems, and no address of an index. torch is left out on purpose: its builds (CPU, CUDA, ROCm) are different files
 of one version, and which one is right is for the machine to say. What torch itself needs is in.
 """
@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -20,7 +21,7 @@ LOCK, CONSTRAINTS, SBOM = ROOT / "requirements.lock", ROOT / "constraints.txt", 
 MARK = "# -- what else comes along: written by `make lock` --"
 OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 """What every build of torch needs."""
-HEADER = f"""# Every package of every extra (Python 3.11, Linux) with the hashes of its files: written by `make lock`, not by hand.
+HEADER = f"""# Every package of every extra and group (Python 3.11, Linux) with the hashes of its files: written by `make lock`, not by hand.
 # Not in here: torch, whose builds for CPU and GPU are different files of one version ({{torch}}). Install it first, then
 #     pip install --require-hashes --no-deps -r {LOCK.name} && pip install --no-deps plot-ot
 """
@@ -39,6 +40,8 @@ def lock(kept: str) -> None:
         without.write_text("torch ; python_version < '3'\n", encoding="utf-8")
         more.write_text("\n".join(OF_TORCH), encoding="utf-8")
         words = ["uv", "pip", "compile", "pyproject.toml", str(more), "--all-extras", "--generate-hashes"]
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+        words += [word for group in groups for word in ("--group", group)]
         words += ["-c", str(CONSTRAINTS), "--overrides", str(without), "--python-version", "3.11", "--no-annotate"]
         words += ["--python-platform", "x86_64-manylinux_2_28"]
         words += ["--no-header", "--quiet"]
@@ -70,7 +73,6 @@ def main() -> None:
     kept = text.partition(MARK)[0].rstrip() + "\n"
     lock(kept)
     mine = {re.sub(r"[-_.]+", "-", n).lower() for n in re.findall(r"^([\w.-]+)==", kept, re.M)}
-    mine.add("pip")  # every environment has its own
     rest = [line for name, line in pins().items() if re.sub(r"[-_.]+", "-", name).lower() not in mine]
     CONSTRAINTS.write_text(kept + "\n" + MARK + "\n" + "\n".join(rest) + "\n", encoding="utf-8")
     bill()
