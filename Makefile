@@ -8,7 +8,7 @@ MODELS := $(VENV)/.models
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit clean
+.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit lock clean
 
 setup: $(READY)
 
@@ -89,9 +89,14 @@ docs: setup
 	$(INSTALL) --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-audit: setup  ## known holes in what is installed; needs a network
+audit: setup  ## known holes in all that is pinned, torch included; needs a network
 	$(INSTALL) --group audit
-	$(BIN)/pip-audit --strict -r constraints.txt --no-deps --disable-pip
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+	$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+lock: setup  ## requirements.lock with hashes, the rest of constraints.txt, sbom.cdx.json; needs a network
+	$(INSTALL) --group audit
+	$(BIN)/python scripts/lock.py
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
