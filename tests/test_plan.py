@@ -19,7 +19,7 @@ import torch
 import decoders
 from plot_ot import cli, stages
 from plot_ot.abstract.banks import Splits
-from plot_ot.cli.explain import _clock
+from plot_ot.cli.estimates import _clock
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method, progressive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +67,15 @@ Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
 ]
+
+
+def _show_tracebacks(asked: bool) -> bool:
+    if asked:
+        os.environ["PLOT_OT_DEBUG"] = "1"
+    return asked
+
+
+Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ import typer
 from plot_ot.cli.common import (
     Address,
     Controls,
+    Debug,
     Detail,
     EngineName,
     Figures,
@@ -30,12 +30,6 @@ from plot_ot.cli.common import (
     console,
 )
 from plot_ot.cli.run import app, finish
-from plot_ot.models.named import available, fetch
-from plot_ot.models.tiny import TINY
-from plot_ot.report import tables
-from plot_ot.tasks import IndirectObject, MultipleChoice
-from plot_ot.tasks.language import LanguageTask
-from plot_ot.tasks.text_data import Sizes
 
 Questions = Annotated[
     str | None,
@@ -61,9 +55,8 @@ SweepBeta = Annotated[bool, typer.Option("--sweep", help="Also run plot at every
 Memory = Annotated[float, typer.Option(help="GB for recordings and resumed batches, besides the weights.")]
 
 
-def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
+def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[..., None]:
     """`plot-ot run TASK` for a study of a language model, `usual` being its default model."""
-    reads_files = any(f.name == "questions" for f in fields(task))
 
     def run(
         questions: Questions = None,
@@ -85,7 +78,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         methods: Methods = None,
         seeds: Seeds = 1,
         first_seed: First = 0,
-        out: Out = Path("runs") / task.name,
+        out: Out = Path("runs") / task,
         threads: Threads = 1,
         sweep: SweepBeta = False,
         figures: Figures = True,
@@ -97,9 +90,16 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         start_over: StartOver = False,
         private: Private = False,
         controls: Controls = "full",
+        debug: Debug = False,
     ) -> None:
+        from plot_ot.tasks import IndirectObject, MultipleChoice
+        from plot_ot.tasks.language import LanguageTask
+        from plot_ot.tasks.text_data import Sizes
+
+        studies: dict[str, type[LanguageTask]] = {"mcqa": MultipleChoice, "ioi": IndirectObject}
+
         more = {"questions": questions} if reads_files else {}
-        configured = task(
+        configured = studies[task](
             model,
             adapter,
             phi,
@@ -142,10 +142,10 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
 
 
 app.command("mcqa", help="Multiple-choice questions: the paper's third study, on any causal language model.")(
-    study_command(MultipleChoice, "tiny")
+    study_command("mcqa", "tiny", reads_files=True)
 )
 app.command("ioi", help="Indirect object identification: two variables that nobody planted, in an untouched model.")(
-    study_command(IndirectObject, "smollm2")
+    study_command("ioi", "smollm2")
 )
 
 
@@ -159,6 +159,10 @@ def models(
     get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
 ) -> None:
     """List the language models that can be used by name, and the adapters that ship for them."""
+    from plot_ot.models.named import available, fetch
+    from plot_ot.models.tiny import TINY
+    from plot_ot.report import tables
+
     if get:
         console.print(f"{get}: {fetch(get)}", highlight=False)
     table = tables.plain_table("Models")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from plot_ot.cli.common import (
     Address,
     Bits,
     Controls,
+    Debug,
     Detail,
     EngineName,
     Figures,
@@ -34,13 +34,9 @@ from plot_ot.cli.common import (
     console,
     errors,
 )
-from plot_ot.cli.engine_options import engine_by_name
-from plot_ot.cli.progress import Watch
-from plot_ot.cli.show import print_run
-from plot_ot.files.privacy import shared_command
-from plot_ot.report.page import write_page
-from plot_ot.studies.running import run_study
-from plot_ot.tasks import BinaryAddition, HierarchicalEquality, Task
+
+if TYPE_CHECKING:
+    from plot_ot.tasks import Task
 
 app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
 
@@ -64,8 +60,11 @@ def run_heq(
     start_over: StartOver = False,
     private: Private = False,
     controls: Controls = "full",
+    debug: Debug = False,
 ) -> None:
     """Hierarchical equality: the paper's first study."""
+    from plot_ot.tasks import HierarchicalEquality
+
     task = HierarchicalEquality(sampler, strengths, size)
     crew = engine, address, workers
     finish(
@@ -107,8 +106,11 @@ def run_addition(
     start_over: StartOver = False,
     private: Private = False,
     controls: Controls = "full",
+    debug: Debug = False,
 ) -> None:
     """Binary addition: the paper's second study."""
+    from plot_ot.tasks import BinaryAddition
+
     task = BinaryAddition(width, bits, recipe, split, bases)
     crew = engine, address, workers
     finish(
@@ -146,6 +148,15 @@ def finish(
     controls: str = "full",
 ) -> None:
     """Run what is missing by an engine (its name, address, workers), draw, write the report, print."""
+    import torch
+
+    from plot_ot.cli.engine_options import engine_by_name
+    from plot_ot.cli.progress import Watch
+    from plot_ot.cli.show import print_run
+    from plot_ot.files.privacy import shared_command
+    from plot_ot.report.page import write_page
+    from plot_ot.studies.running import run_study
+
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
     chosen = range(first_seed, first_seed + seeds)
     torch.set_num_threads(threads)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from plot_ot.cli.common import Detail, console
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_layout import refuse_links
-from plot_ot.files.run_reading import UNEXPECTED, Reading, read_run
-from plot_ot.files.writing import Json, write_atomically
-from plot_ot.report import tables
-from plot_ot.tasks import TASKS, Task
+
+if TYPE_CHECKING:  # commands import what needs torch when they run
+    from plot_ot.files.run_reading import Reading
+    from plot_ot.files.writing import Json
+    from plot_ot.tasks import Task
 
 Directory = Annotated[Path, typer.Argument(help="A run directory.")]
 Directories = Annotated[list[Path], typer.Argument(help="Run directories.")]
@@ -23,11 +23,15 @@ Directories = Annotated[list[Path], typer.Argument(help="Run directories.")]
 
 def show(directory: Directory, detail: Detail = False) -> None:
     """Print the tables of a run."""
+    from plot_ot.files.run_reading import read_run
+
     print_run(read_run(directory), detail)
 
 
 def print_run(run: Reading, detail: bool = False) -> None:
     """Tables, verdicts, warnings, and where things are."""
+    from plot_ot.report import tables
+
     results = run.results
     for problem in run.problems:
         console.tell("warning:", problem, "yellow")
@@ -53,6 +57,8 @@ def print_run(run: Reading, detail: bool = False) -> None:
 
 def _guarded(part: Callable[[], None]) -> None:
     """Print one part; damaged results must not cost the reader the parts that can be shown."""
+    from plot_ot.files.run_reading import UNEXPECTED
+
     try:
         part()
     except UNEXPECTED as e:
@@ -90,6 +96,8 @@ def figures(
     out: Annotated[Path | None, typer.Option(help="Folder (default: figures in the run directory).")] = None,
 ) -> None:
     """Write the paper's figures from a run, in one style, with fonts embedded."""
+    from plot_ot.files.run_layout import refuse_links
+    from plot_ot.files.run_reading import read_run
     from plot_ot.report.export import export_figures
 
     run = read_run(directory)
@@ -111,6 +119,8 @@ def figures(
 
 def configured(config: Json) -> Task | None:
     """The task of a run, as it was configured; None for one that is not ours."""
+    from plot_ot.tasks import TASKS
+
     make = TASKS.get(str(config.get("task")))
     if make is None:
         return None
@@ -127,6 +137,8 @@ def table(
     out: Annotated[Path | None, typer.Option(help="Write to a file instead of printing.")] = None,
 ) -> None:
     """Print the paper's tables with a run's numbers; runs of the adder with several widths stand side by side."""
+    from plot_ot.files.run_reading import read_run
+    from plot_ot.files.writing import write_atomically
     from plot_ot.report.paper_tables import FORMATS, paper_tables, render
 
     if format not in FORMATS:

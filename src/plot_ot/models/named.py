@@ -28,12 +28,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from plot_ot.errors import PlotError, unknown
+from plot_ot.errors import PlotError, suggestion, unknown
 from plot_ot.files.locks import Lock
 from plot_ot.files.safe_reading import parse_json, read_json
 from plot_ot.files.writing import Json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
 from plot_ot.models.loading import load_model
+from plot_ot.models.tiny import TINY
 from plot_ot.subjects.decoder.architecture import transformers_library
 
 FORMAT = "plot-ot model 1"
@@ -353,7 +354,9 @@ def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
             return load_model(source, **options)
     except PlotError as e:
         if isinstance(source, str) and "/" not in source:  # perhaps meant as one of our names
-            raise PlotError(f"{e} Models known by name: {', '.join([*PACKAGED, *BY_HUB])}.") from e
+            hint = suggestion(source, ["tiny", *TINY, *PACKAGED])
+            known = ", ".join(["tiny", *PACKAGED, *BY_HUB])
+            raise PlotError(f"{e}{hint} Models known by name: {known}.") from e
         raise
 
 
