@@ -142,6 +142,60 @@ class Finding:
         return ", ".join(f"{status} in {n} of {self.seeds} seeds" for status, n in self.tally)
 
 
+    @property
+    def told(self) -> str:
+        """The finding as a stranger would be told it, in plain sentences."""
+        who = f"{self.variable} ({self.meaning})" if self.meaning else self.variable
+        several = "" if self.seeds == 1 else f"In {self.tally[0][1]} of {self.seeds} seeds, "
+        own, lead = self.shares.get("handle"), ""
+        if self.status in (Status.PLACED, Status.COMPACT, Status.IN_PART):
+            part = " in part" if self.status is Status.IN_PART else ""
+            lead = f"the network keeps {who}{part} in {self.where}."
+        elif self.status is Status.DECODABLE:
+            lead = f"{who} can be read in {self.where}, but the network does not use it there."
+        elif self.status is Status.ABSENT:
+            lead = f"{who} was not found. The best candidate: {self.where}."
+        elif self.status is Status.UNDECIDED:
+            lead = f"these pairs cannot decide where {who} is. The best candidate: {self.where}."
+        else:
+            lead = f"{who} is an output variable: copying the other input's answer always sets it."
+        said = [several + lead if several or lead.startswith(who) else lead[:1].upper() + lead[1:]]
+        if own is not None:
+            mean = "an average of " if self.seeds > 1 else ""
+            said.append(
+                f"Taking just that from another input changes the answer as predicted on {mean}{percent(own.mean)} of "
+                f"the {self._pairs} test pairs that can tell{own.bounds}. On the same pairs, "
+                + names([f"{label} is right on {percent(self.shares[k].mean)}" for k, label in TOLD.items() if k in self.shares])
+                + "."
+            )
+        if self.kept:
+            said.append(self.kept)
+        if self.stretch is not None and self.stretch >= FAR and own is not None:
+            said.append(self.natural)
+        if self.reasons and self.status in (Status.ABSENT, Status.UNDECIDED, Status.DECODABLE):
+            said.append(f"Why: {'; '.join(self.reasons).rstrip('.')}.")
+        return " ".join(said)
+
+    def plain(self) -> Json:
+        """The finding as plain values."""
+        return {
+            "method": self.method,
+            "variable": self.variable,
+            "meaning": self.meaning,
+            "status": str(self.status),
+            "seeds": {str(status): n for status, n in self.tally},
+            "where": self.where,
+            "shares": {name: {"mean": s.mean, "low": s.low, "high": s.high} for name, s in self.shares.items()},
+            "pairs": self.pairs,
+            "stretch": self.stretch,
+            "reasons": self.reasons,
+            "told": self.told,
+        }
+
+
+FAR = 2.0
+"""Edits that push states so many times as far out as natural ones are mentioned in a sentence."""
+TOLD = {"copy_source": "copying that input's answer", "random_mean": "a random handle"}
 OTHERS = {"copy_source": "copying the source's answer", "random_mean": "random handles"}
 """The trivial baselines that stand in every headline."""
 

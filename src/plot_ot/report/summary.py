@@ -30,9 +30,14 @@ def calibrated(reading: Reading, method: str) -> float | None:
     return fmean(scores) if scores else None
 
 
+def judged_methods(reading: Reading) -> list[str]:
+    """The methods whose handles have a verdict."""
+    return list(dict.fromkeys(str(v["method"]) for v in reading.results["verdicts"]))
+
+
 def best_method(reading: Reading) -> str | None:
     """The method that did best on calibration, of those judged that fit a coupling; never chosen on test pairs."""
-    judged = list(dict.fromkeys(v["method"] for v in reading.results["verdicts"]))
+    judged = judged_methods(reading)
     coupled = {c["method"] for c in reading.couplings}
     judged = [m for m in judged if m in coupled] or judged
     methods = judged or [m for m in methods_in(reading.results) if m not in CONTROLS]
