@@ -59,7 +59,9 @@ Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
-Detail = Annotated[bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")]
+Detail = Annotated[
+    bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")]
 Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
 Bits = Annotated[int, typer.Option(help="Bits per number.")]

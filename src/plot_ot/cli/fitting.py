@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: where a table is too wide its columns are dealt out to several, and no number is cut."""
+"""Tables that fit the terminal: where one is too wide its columns are dealt out to several, and no number is cut."""
 
 from __future__ import annotations
 
@@ -18,14 +18,35 @@ def fitted(table: Table, width: int) -> list[Table]:
     columns = table.columns
     if not columns or sum(_width(c) + ROOM for c in columns) <= width:
         return [table]
-    keys = [columns[0]]
+    keys = _keys(columns)
     room = width - sum(_width(c) + ROOM for c in keys)
     groups: list[list[Column]] = [[]]
-    for column in columns[1:]:
-        if groups[-1] and sum(_least(c) + ROOM for c in [*groups[-1], column]) > room:
+    for unit in _units(columns[len(keys) :]):
+        if groups[-1] and sum(_least(c) + ROOM for c in [*groups[-1], *unit]) > room:
             groups.append([])
-        groups[-1].append(column)
+        for column in unit:  # a unit that is too wide by itself is taken apart as well
+            if groups[-1] and sum(_least(c) + ROOM for c in [*groups[-1], column]) > room:
+                groups.append([])
+            groups[-1].append(column)
     return [_of(table, [*keys, *group], k == 0, k + 1 == len(groups)) for k, group in enumerate(groups)]
+
+
+def _keys(columns: Sequence[Column]) -> list[Column]:
+    """The columns that name the rows: the first, and the second where the first does not tell all rows apart."""
+    first = list(columns[0].cells)
+    return list(columns[: 1 if len(set(map(str, first))) == len(first) else 2])
+
+
+def _units(columns: Sequence[Column]) -> list[list[Column]]:
+    """Columns that stay together: neighbours under one heading, such as the two banks of a variable."""
+    found: list[list[Column]] = []
+    for column in columns:
+        over, _, under = str(column.header).partition("\n")
+        if found and under and str(found[-1][0].header).partition("\n")[0] == over:
+            found[-1].append(column)
+        else:
+            found.append([column])
+    return found
 
 
 def _texts(column: Column) -> list[str]:

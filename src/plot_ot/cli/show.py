@@ -104,8 +104,8 @@ def _print_findings(run: Reading) -> None:
         console.print(Padding(printable(f.told), (0, 0, 0, 2)))
     console.print()
     console.print(
-        "A pair can tell where swapping the variable changes the answer, and to something that copying the other input's "
-        "answer or swapping another variable would not also give; kinds of pairs count equally."
+        "A pair can tell where swapping the variable changes the answer, and to something that copying the other "
+        "input's answer or swapping another variable would not also give; kinds of pairs count equally."
     )
 
 
@@ -186,18 +186,20 @@ def configured(config: Json) -> Task | None:
 
 def table(
     directories: Directories,
-    format: Annotated[str, typer.Option(help="latex, markdown or csv.")] = "latex",
+    format: Annotated[str, typer.Option(help="latex, markdown, csv or json.")] = "latex",
     every: Annotated[bool, typer.Option("--all", help="Every method of the run, not only the paper's.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write to a file instead of printing.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Print the paper's tables with a run's numbers; runs of the adder with several widths stand side by side."""
     from plot_ot.files.run_reading import read_run
     from plot_ot.files.writing import write_atomically
-    from plot_ot.report.paper_tables import FORMATS, paper_tables, render
+    from plot_ot.report.paper_tables import FORMATS, paper_tables, render_all
 
+    format = "json" if as_json else format
     if format not in FORMATS:
         unknown("table format", format, FORMATS)
-    text = "\n".join(render(t, format) for t in paper_tables([read_run(d) for d in directories], every))
+    text = render_all(paper_tables([read_run(d) for d in directories], every), format)
     if out:
         write_atomically(out, text.encode())
         console.print(f"Tables: {out}", soft_wrap=True, highlight=False)

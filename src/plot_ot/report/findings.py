@@ -1,7 +1,7 @@
 """What was found about each variable, in the words that the page and the terminal share.
 
 A finding answers the question of a run for one variable and one method: where it is, how much of that place it takes,
-on what share of which pairs the handle is right, and what doing something trivial instead would score on the same pairs.
+on what share of which pairs the handle is right, and what trivial baselines score on the same pairs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ LEADS = {
     Status.DECODABLE: "Readable in",
 }
 """How the headline of a status begins; of the others no place is claimed."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -131,7 +132,11 @@ class Finding:
         """How natural the edited states are."""
         if self.stretch is None or "handle" not in self.shares:
             return ""
-        far = "about where natural states do" if self.stretch < 1.5 else f"{self.stretch:.2g} times as far out as natural states"
+        far = (
+            "about where natural states do"
+            if self.stretch < 1.5
+            else f"{self.stretch:.2g} times as far out as natural states"
+        )
         return f"Edited states lie {far} (stretch {self.stretch:.2f})."
 
     @property
@@ -140,7 +145,6 @@ class Finding:
         if self.seeds < 2:
             return ""
         return ", ".join(f"{status} in {n} of {self.seeds} seeds" for status, n in self.tally)
-
 
     @property
     def told(self) -> str:
@@ -165,7 +169,13 @@ class Finding:
             said.append(
                 f"Taking just that from another input changes the answer as predicted on {mean}{percent(own.mean)} of "
                 f"the {self._pairs} test pairs that can tell{own.bounds}. On the same pairs, "
-                + names([f"{label} is right on {percent(self.shares[k].mean)}" for k, label in TOLD.items() if k in self.shares])
+                + names(
+                    [
+                        f"{label} is right on {percent(self.shares[k].mean)}"
+                        for k, label in TOLD.items()
+                        if k in self.shares
+                    ]
+                )
                 + "."
             )
         if self.kept:

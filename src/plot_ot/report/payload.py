@@ -16,11 +16,11 @@ from plot_ot.files.run_reading import UNEXPECTED, Reading, numbers
 from plot_ot.files.writing import Json, to_json
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging.profile import Profile
+from plot_ot.report.findings import extent, finding, meaning_of, token_labels, widths_of
 from plot_ot.report.flags import flags_of, kinds_of
 from plot_ot.report.published import published
 from plot_ot.report.summary import best_method, calibrated, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
-from plot_ot.report.findings import extent, finding, meaning_of, token_labels, widths_of
 from plot_ot.report.zoom import SiteName, Zoom, direction_level, sites_of, transport_setting
 
 ROOM = 6_000_000
@@ -164,9 +164,10 @@ def _capacity(reading: Reading, seed: int) -> Json:
     kept: Json = {}
     for s in reading.rows("selection", seed=seed):
         known = s.get("capacity")
-        sizes, accuracy = (numbers(known.get(k)) for k in ("sizes", "accuracy")) if isinstance(known, dict) else ([], [])
+        if not isinstance(known, dict):
+            continue
+        sizes, accuracy, shuffled = (numbers(known.get(k)) for k in ("sizes", "accuracy", "shuffled"))
         if len(sizes) > 1 and len(sizes) == len(accuracy):
-            shuffled = numbers(known.get("shuffled"))
             beside = shuffled if len(shuffled) == len(sizes) else None
             row = {"sizes": sizes, "accuracy": accuracy, "shuffled": beside, "taken": s["size"]}
             kept.setdefault(s["method"], {})[s["variable"]] = row

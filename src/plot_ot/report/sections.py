@@ -26,6 +26,7 @@ TASKS = {
 }
 """The names of the tasks in a sentence."""
 
+
 @dataclass(frozen=True)
 class Cell:
     """A mean over seeds with its population standard deviation; for one seed, its 95 % interval if there is one."""

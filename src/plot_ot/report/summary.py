@@ -89,8 +89,8 @@ def _power(reading: Reading) -> list[str]:
         output = any(x["status"] == Status.OUTPUT for x in reading.rows("verdicts", variable=v))
         if copied and fmean(copied) > 0.9 and not output:  # of an output variable it is right by definition
             said.append(
-                f"{v}: copying the source's answer is right on {percent(fmean(copied))} of all test pairs that change it. "
-                f"The verdict uses only those pairs that tell a handle from copying."
+                f"{v}: copying the source's answer is right on {percent(fmean(copied))} of all test pairs that change "
+                f"it, so accuracies over all pairs hardly tell a handle from copying."
             )
     return said
 
