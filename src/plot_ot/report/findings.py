@@ -27,13 +27,8 @@ STATUSES = (
     Status.ABSENT,
 )
 """All statuses, from the strongest claim to the plainest denial."""
-LEADS = {
-    Status.PLACED: "Found in",
-    Status.COMPACT: "Found in",
-    Status.IN_PART: "Found in part in",
-    Status.DECODABLE: "Readable in",
-}
-"""How the headline of a status begins; of the others no place is claimed."""
+LEADS = (Status.PLACED, Status.COMPACT, Status.IN_PART, Status.DECODABLE)
+"""Statuses whose headline is a place; of the others no place is claimed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class Finding:
     def headline(self) -> str:
         """Where the variable is, in one line."""
         if self.status in LEADS:
-            return self.where[:1].upper() + self.where[1:]
+            return self.where[:1].upper() + self.where[1:] or "Found"
         if self.status is Status.OUTPUT:
             return "An output variable"
         return "Not decided with these pairs" if self.status is Status.UNDECIDED else "Not found here"
@@ -111,7 +106,7 @@ class Finding:
         pairs = f"{self._pairs} test pairs that can tell" if self.pairs else "test pairs that can tell"
         others = [(label, self.shares.get(key)) for key, label in OTHERS.items()]
         beside = ", ".join(f"{label} {percent(x.mean)}" for label, x in others if x is not None)
-        verb = "Right on" if self.status in LEADS else f"The best handle ({self.where}) is right on"
+        verb = "Right on" if self.status in LEADS else f"The best handle{f' ({self.where})' if self.where else ''} is right on"
         mean = " on average" if self.seeds > 1 else ""
         return f"{verb} {percent(own.mean)} of the {pairs}{mean}{own.bounds}; {beside}."
 
@@ -267,7 +262,7 @@ def _share(name: str, verdicts: Sequence[Json]) -> Share | None:
 
 def _first_place(extents: Sequence[tuple[str, int]], seeds: int) -> str:
     if not extents:
-        return "an unknown place"
+        return ""
     place, n = extents[0]
     return place if n == seeds else f"{place} (in {n} of {seeds} seeds)"
 

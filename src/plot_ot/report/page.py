@@ -138,10 +138,20 @@ def index_page(rows: Sequence[Json]) -> str:
     return _environment().get_template("index.html.j2").render(**trusted, nonce=nonce, version=__version__)
 
 
-def fragment(records: Sequence[Json], verdicts: Sequence[Json] = (), runtimes: Sequence[Json] = ()) -> str:
-    """Verdicts and accuracies as a piece of HTML without scripts: what a result shows of itself in a notebook."""
+def fragment(
+    records: Sequence[Json],
+    verdicts: Sequence[Json] = (),
+    runtimes: Sequence[Json] = (),
+    selection: Sequence[Json] = (),
+    notes: Sequence[Json] = (),
+) -> str:
+    """Verdicts and accuracies as a piece of HTML without scripts: what a result shows of itself in a notebook.
+
+    The lists are those of a run's results; without `selection` nothing says where variables were found.
+    """
     lists: Json = {name: [] for name in SHAPES}
     lists |= {"records": list(records), "verdicts": list(verdicts), "runtimes": list(runtimes)}
+    lists |= {"selection": list(selection), "notes": list(notes)}
     reading = Reading(Path(), {}, lists, [])
     judged = list(dict.fromkeys(v["method"] for v in verdicts))
     cards = [f for m in judged for f in findings(reading, m)]
