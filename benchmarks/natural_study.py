@@ -185,8 +185,8 @@ def asked(network: str, units: Sequence[Json]) -> str:
     who = "`das`" if network == "heq" else "the better of `das` and `das-oblique` less 0.002"
     wins = sum(average(u["methods"]["plot-newton"]) >= average(u["methods"]["das"]) for u in units)
     return (
-        f"Asked of `plot-newton`: accuracy at least {opponent:.4f} ({who}): {mine:.4f}, {_met(mine >= opponent)}; median "
-        f"stretch at most {limit}: {stretch:.2f}, {_met(stretch <= limit)}; at most the CPU seconds of full DAS: "
+        f"Asked of `plot-newton`: accuracy at least {opponent:.4f} ({who}): {mine:.4f}, {_met(mine >= opponent)}; "
+        f"median stretch at most {limit}: {stretch:.2f}, {_met(stretch <= limit)}; at most the CPU seconds of full DAS: "
         f"{share:.2f} of them, {_met(share <= 1)}. It is at least as good as `das` on {wins} of {len(units)} networks."
     )
 

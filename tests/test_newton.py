@@ -21,9 +21,9 @@ from plot_ot.signatures import Readout, as_readout
 from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.closed_form import ClosedForm, finest_shift
+from plot_ot.stages.curvature import output_curvature, sharpness
 from plot_ot.stages.das import Latents, train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.curvature import output_curvature, sharpness
 from plot_ot.stages.gauss_newton import DIRECT, Coordinates, Normal, Rest, minimise
 from plot_ot.stages.maps import Map, Metric, Whitened
 from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance

@@ -46,8 +46,8 @@ def run(problem: Problem, *stages) -> State:
 @pytest.mark.parametrize("kind", ["bits", "shares"])
 def test_a_variable_in_two_halves_is_found_at_both_places(kind):
     problem, test = banks(kind)
-    alone = run(problem, ClosedForm(), NewtonHandles(together=1))
-    both = run(problem, ClosedForm(), NewtonHandles())
+    alone = run(problem, ClosedForm(), NewtonHandles())
+    both = run(problem, ClosedForm(), NewtonHandles(together=4))
     single, joint = (correct(test, s.handles["p"], SOFTMAX).double().mean() for s in (alone, both))
     assert float(single) < 0.8
     assert float(joint) > 0.97
@@ -64,9 +64,9 @@ def test_a_variable_in_two_halves_is_found_at_both_places(kind):
 
 def test_places_are_not_joined_for_a_small_gain():
     problem, _ = banks("bits")
-    alone = run(problem, NewtonHandles(together=1))
-    assert run(problem, NewtonHandles(gain=0.9)).handles["p"].places == alone.handles["p"].places
-    assert run(problem, NewtonHandles(enough=0.0)).handles["p"].places == alone.handles["p"].places
+    alone = run(problem, NewtonHandles())
+    assert run(problem, NewtonHandles(together=4, gain=0.9)).handles["p"].places == alone.handles["p"].places
+    assert run(problem, NewtonHandles(together=4, enough=0.0)).handles["p"].places == alone.handles["p"].places
 
 
 @pytest.mark.parametrize("at_once", [None, 3])

@@ -13,8 +13,8 @@ coordinates M = M₀ + Σ^{1/2} N G^{-1/2} the prior is ρ|N|² and a constant, 
 One Gauss-Newton step needs, per pair, the gradient of the loss at the edited state and as many backward passes as the
 loss' Hessian in the outputs has directions that matter: for u = Σ^{1/2} Jᵀ l, the Hessian in N is Σ (u ⊗ v)(u ⊗ v)ᵀ.
 
-Several places at once have a map each, and N is all of theirs. The edits follow one another as in any handle: at a later
-place D_p is the source's state less that of the run as edited so far, and J is taken through the later edits.
+Several places at once have a map each, and N is all of theirs. The edits follow one another as in any handle: at a
+later place D_p is the source's state less that of the run as edited so far, and J is taken through the later edits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Linear maps of an edit as two factors, how long they are in natural units, and coordinates in which a prior is |N|²."""
+"""Linear maps of an edit as two factors, their length in natural units, and coordinates in which a prior is |N|²."""
 
 from __future__ import annotations
 

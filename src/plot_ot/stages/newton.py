@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -41,7 +40,8 @@ class NewtonHandles:
 
     Calibration picks the place, the prior (its rule and ridge), ρ, the room and the rank. Between equal scores it is
     whoever is right on more of the fit pairs, then the handle found before (if it leaves states ordinary itself), then
-    the larger ρ (the more natural), then the smaller rank. Where no single place will do, several are solved together.
+    the larger ρ (the more natural), then the smaller rank. With `together`, several places are solved
+    at once where no single one will do.
     """
 
     learner: ClassVar[bool] = True
@@ -69,12 +69,12 @@ class NewtonHandles:
     """The most Gauss-Newton steps for one ρ."""
     batch: int = 1024
     """Pairs differentiated at a time."""
-    together: int = 4
-    """The most open places that are solved together; 1 is never."""
+    together: int = 1
+    """The most open places that are solved together; by default none are, for one place says more than several."""
     enough: float = 0.97
     """Places are solved together only where no single one reaches this calibration score ..."""
     gain: float = 0.05
-    """... and the handle over several places is taken only where it is better by so much: one place says more."""
+    """... and a handle over several places is taken only where it is better by so much."""
 
     def __post_init__(self) -> None:
         if not self.weights or not self.ridges or not self.rules or min(self.weights) <= 0:
@@ -113,7 +113,7 @@ class NewtonHandles:
         at = self._best(problem, variable, tries, found, stays)
         best = None if at is None else tries[at]
         reached = max([t.score for t in tries] + [_score(found)])
-        if reached < self.enough:
+        if self.together > 1 and reached < self.enough:
             joint = self._together(problem, variable, priors, scores, weights, ordinary)
             at = max(range(len(joint)), key=lambda k: joint[k].order, default=None)
             if at is not None and joint[at].score >= reached + self.gain:
@@ -145,7 +145,7 @@ class NewtonHandles:
     def forecast(self, ahead: Forecast) -> None:
         """Each step runs forward once, backward for the gradient and for every direction of the loss' curvature, and
         forward again to see whether the loss fell; priors and solutions are scored. Where the handle found before is
-        right on all pairs, which is the lowest case, nothing runs; in the highest, places are solved together too."""
+        right on all pairs, which is the lowest case, nothing runs; in the highest, places are solved together."""
         if ahead.case == "lowest":
             return
         fit, calibration = ahead.scene.fit, ahead.scene.calibration
@@ -155,7 +155,7 @@ class NewtonHandles:
             for p, chance in own.items():
                 paths = min(self.starts, rules) * len(self._rooms(p))
                 times = paths * len(self.weights) * self.steps * chance
-                if ahead.case == "highest" and len(own) > 1 and p == ahead.by_price(list(own))[0]:
+                if ahead.case == "highest" and min(self.together, len(own)) > 1 and p == ahead.by_price(list(own))[0]:
                     times += min(self.starts, rules) * len(self.weights) * self.steps
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
