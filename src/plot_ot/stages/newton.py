@@ -106,10 +106,13 @@ class NewtonHandles:
                 p for at in places for p in priors_at(problem.fit, at, variable, weights, self.rules, self.ridges)
             ]
         if not priors:
-            raise PlotError(f"No fit pair tells what a swap of '{variable}' moves: there is nothing to start from.")
+            raise PlotError(
+                f"No fit pair tells what a swap of '{variable}' moves at {', '.join(p.name for p in places)}: its base "
+                f"and source states are all equal, or there is nothing to start from."
+            )
         with problem.clock.part("calibration"):
             scores = _scores(problem, variable, [[p.edit] for p in priors])
-        tries = self._solved(problem, variable, self._followed(priors, scores), weights, ordinary)
+        tries = self._solved(problem, variable, self._followed(priors, scores), weights, ordinary, found is None)
         at = self._best(problem, variable, tries, found, stays)
         best = None if at is None else tries[at]
         reached = max([t.score for t in tries] + [_score(found)])
@@ -228,8 +231,12 @@ class NewtonHandles:
         starts: Sequence[Start],
         weights: Float[Tensor, " pairs"],
         ordinary: _Ordinary,
+        needed: bool = False,
     ) -> list[Try]:
-        """A path over ρ from every start in every room, cut to every rank and scored; what is stretched is left out."""
+        """A path over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
+
+        Where everything is and a handle is `needed`, the least stretched one stays.
+        """
         with problem.clock.part("newton"):
             args = variable, weights, problem.readout, self
             units = []
@@ -241,7 +248,9 @@ class NewtonHandles:
             solutions = [s for path in found for s in path]
         with problem.clock.part("calibration"):
             tries = [(s, rank, s.edits(rank)) for s in solutions for rank in self._ranks(s)]
-            tries = [t for t in tries if ordinary.stretch(t[2]) <= self.stretch]
+            lengths = [ordinary.stretch(edits) for *_, edits in tries]
+            limit = max(self.stretch, min(lengths)) if needed else self.stretch
+            tries = [t for t, length in zip(tries, lengths, strict=True) if length <= limit]
             scores = _scores(problem, variable, [edits for *_, edits in tries])
             return [Try(*t, score) for t, score in zip(tries, scores, strict=True)]
 

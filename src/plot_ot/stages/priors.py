@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame
-from plot_ot.errors import PlotError
 from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
 from plot_ot.stages.gauss_newton import Rest
 from plot_ot.stages.maps import Map, Metric
@@ -112,12 +111,12 @@ def prior_map(
     shift: Float[Tensor, "pairs d"],
     weights: Float[Tensor, " pairs"],
 ) -> Prior | None:
-    """The ridge regression of the shift on the difference over weighted pairs; None where nothing is shifted."""
+    """The ridge regression of the shift on the difference over weighted pairs; None where nothing differs or shifts."""
     root = weights.sqrt()[:, None]
     moment = (root * difference).T @ (root * difference)
     mean = float(moment.diagonal().mean())
     if not mean > 0:
-        raise PlotError(f"Base and source states are all equal at {place.name}: there is nothing to regress on.")
+        return None
     moment = moment + ridge * mean * torch.eye(len(moment), dtype=moment.dtype)
     cross = (root * shift).T @ (root * difference)
     # few distinct shifts make a map of low rank: keep it as factors
