@@ -186,7 +186,7 @@ def asked(network: str, units: Sequence[Json]) -> str:
     wins = sum(average(u["methods"]["plot-newton"]) >= average(u["methods"]["das"]) for u in units)
     return (
         f"Asked of `plot-newton`: accuracy at least {opponent:.4f} ({who}): {mine:.4f}, {_met(mine >= opponent)}; "
-        f"median stretch at most {limit}: {stretch:.2f}, {_met(stretch <= limit)}; at most the CPU seconds of full DAS: "
+        f"median stretch at most {limit}: {stretch:.2f}, {_met(stretch <= limit)}; at most full DAS's CPU seconds: "
         f"{share:.2f} of them, {_met(share <= 1)}. It is at least as good as `das` on {wins} of {len(units)} networks."
     )
 
