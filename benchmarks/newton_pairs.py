@@ -6,8 +6,8 @@ python benchmarks/newton_pairs.py --models planted-1000 --seed 1000 --sizes 40 8
 
 One recording of a model serves all sizes; n pairs are n of the fit bank, and n of the calibration bank. The block is
 the one that transport chooses on the largest size; there the closed form, Newton after it, Newton by itself and DAS
-look for the same variable. On the embedded nets full DAS (all blocks, all sizes) runs on the largest size, too; on SmolLM2 its cost is what DAS costs at
-the one block, counted in blocks that resumed tokens pass, over all blocks.
+look for the same variable. On the embedded nets full DAS (all blocks, all sizes) runs on the largest size, too; on
+SmolLM2 its cost is what DAS costs at the one block, counted in blocks that resumed tokens pass, over all blocks.
 Every model is one small file in the out folder; what is there is not run again.
 """
 
@@ -182,17 +182,14 @@ def main() -> None:
         path = args.out / f"{name}-{args.seed}.json"
         if not path.exists():
             write_atomically(path, json.dumps(unit(name, args.seed, args.sizes), indent=1).encode())
-    done = [
-        json.loads((args.out / f"{name}-{args.seed}.json").read_text("utf-8"))
-        for name in MODELS
-        if (args.out / f"{name}-{args.seed}.json").exists()
-    ]
+    paths = [args.out / f"{name}-{args.seed}.json" for name in MODELS]
+    done = [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
     lines = [
         "# Wide states and few pairs: results",
         "",
         "Made by `python benchmarks/newton_pairs.py` (embedded nets) and with `--models ioi smollm2`. The closed form, "
-        "Newton after it, Newton by itself and DAS at one block, on the same pairs; accuracies on test banks of 60 pairs each. On SmolLM2 DAS has "
-        "4 of 11 sizes and 12 epochs.",
+        "Newton after it, Newton by itself and DAS at one block, on the same pairs; accuracies on test banks of 60 "
+        "pairs each. On SmolLM2 DAS has 4 of 11 sizes and 12 epochs.",
         "",
     ]
     lines += [line for found in done for line in section(found)]
