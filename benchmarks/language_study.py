@@ -239,7 +239,10 @@ def main() -> None:
         sizes = ["--dtype", args.dtype, "--fit", "120", "--pairs", "100", *FEWER_DAS]
         models = {"qwen2.5-coder-1.5b": ["--model", args.model, *sizes, "--methods", args.methods]}
         planted, known = QWEN_FOUND, dict.fromkeys(models, True)
-        page, title = args.results / "mcqa_untouched.md", "Multiple-choice questions on a model nobody here trained: results"
+        page, title = (
+            args.results / "mcqa_untouched.md",
+            "Multiple-choice questions on a model nobody here trained: results",
+        )
     else:
         models = {"smollm2": ["--fit", "120", "--pairs", "60", *FEWER_DAS, "--methods", MORE]}
         planted, known = IOI_FOUND, {"smollm2": True}

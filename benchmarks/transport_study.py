@@ -4,13 +4,13 @@ python benchmarks/transport_study.py --networks 50 --first-seed 2000       # all
 python benchmarks/transport_study.py --networks 5 --first-seed 1000 --cells 4      # a look
 
 A network holds m binary variables and some distractors in its neurons, H = A u, with random loadings A, and reads the
-variables back exactly, z = P H with P the pseudo-inverse of A. So the network always computes its hypothesis, and what makes
-the search hard can be set: how many variables there are, how often a neuron holds two of them (overlap), how loud
-the distractors are beside them, how many neurons lead nowhere (dead), how many pairs are measured, and whether each variable has an output of its
-own (bits) or all share one (the number of variables that are 1).
+variables back exactly, z = P H with P the pseudo-inverse of A. So the network always computes its hypothesis, and what
+makes the search hard can be set: how many variables there are, how often a neuron holds two of them (overlap), how loud
+the distractors are beside them, how many neurons lead nowhere (dead), how many pairs are measured, and whether each
+variable has an output of its own (bits) or all share one (the number of variables that are 1).
 
-All rankings see the same pairs and are followed by the same search over K and λ on the same calibration pairs. Every cell is
-one file in the out folder; what is there is not run again.
+All rankings see the same pairs and are followed by the same search over K and λ on the same calibration pairs. Every
+cell is one file in the out folder; what is there is not run again.
 """
 
 from __future__ import annotations
@@ -220,13 +220,13 @@ def page(out: Path, command: str) -> list[str]:
     return [
         "# When does transport win?",
         "",
-        f"Made by `{command}`. {count} networks a cell. Accuracy on test pairs, half sensitivity and half invariance, mean "
-        "over variables and networks. All rankings see the same pairs and are followed by the same search for K and λ. The last "
-        "column compares the best kind of transport with the best other ranking on the same networks, with a 95 % interval; "
-        f"bold where the whole interval is beyond {MARGIN:g}.",
+        f"Made by `{command}`. {count} networks a cell. Accuracy on test pairs, half sensitivity and half invariance, "
+        "mean over variables and networks. All rankings see the same pairs and are followed by the same search for K "
+        "and λ. The last column compares the best kind of transport with the best other ranking on the same networks, "
+        f"with a 95 % interval; bold where the whole interval is beyond {MARGIN:g}.",
         "",
-        f"Transport wins by {MARGIN:g} or more in {sum(m - h >= MARGIN for m, h in gaps)} of {len(cells)} cells, loses by as "
-        f"much in {sum(m + h <= -MARGIN for m, h in gaps)}; against cosine alone it wins in "
+        f"Transport wins by {MARGIN:g} or more in {sum(m - h >= MARGIN for m, h in gaps)} of {len(cells)} cells, loses "
+        f"by as much in {sum(m + h <= -MARGIN for m, h in gaps)}; against cosine alone it wins in "
         f"{sum(m - h >= MARGIN for m, h in cosine)} and loses in {sum(m + h <= -MARGIN for m, h in cosine)}.",
         "",
         *markdown(head, rows(cells)),

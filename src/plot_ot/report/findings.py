@@ -106,7 +106,11 @@ class Finding:
         pairs = f"{self._pairs} test pairs that can tell" if self.pairs else "test pairs that can tell"
         others = [(label, self.shares.get(key)) for key, label in OTHERS.items()]
         beside = ", ".join(f"{label} {percent(x.mean)}" for label, x in others if x is not None)
-        verb = "Right on" if self.status in LEADS else f"The best handle{f' ({self.where})' if self.where else ''} is right on"
+        verb = (
+            "Right on"
+            if self.status in LEADS
+            else f"The best handle{f' ({self.where})' if self.where else ''} is right on"
+        )
         mean = " on average" if self.seeds > 1 else ""
         return f"{verb} {percent(own.mean)} of the {pairs}{mean}{own.bounds}; {beside}."
 

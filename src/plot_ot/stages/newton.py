@@ -95,7 +95,7 @@ class NewtonHandles:
     def _better(
         self, problem: Problem, variable: str, places: Sequence[Place], found: Handle | None
     ) -> tuple[Handle | None, dict[int, float]]:
-        """A handle that is better than the one found before, if there is one; and the best score of every rank tried."""
+        """A handle that is better than the one found before, if there is one; and the best score of every rank."""
         ordinary = _Ordinary(problem)
         with problem.clock.part("calibration"):
             # among equals, what was found before gives way to what leaves states ordinary
