@@ -137,8 +137,8 @@ def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str])
     if str(model) in PACKAGED and not shipped:
         raise PlotError(
             f"The adapters for '{model}' are not installed, and '{adapter}' is no directory. They come with the source "
-            f"distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or give the "
-            f"directory of an adapter."
+            f"distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or give "
+            f"an adapter's directory."
         )
     unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
 
