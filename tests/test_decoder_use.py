@@ -33,6 +33,7 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import DecoderSubject, Store, record_pairs
 from plot_ot.subjects.decoder import architecture, cache, sizes
 from plot_ot.subjects.decoder import subject as decoder
+from plot_ot.subjects.decoder.recording import Recorder
 from refusals import assert_refused
 
 # -- noise, numbers, memory ------------------------------------------------------------------------------------------
@@ -142,13 +143,8 @@ def test_what_is_remembered_is_not_run_again(positions: dict | None, monkeypatch
     plainly = recorded(model, positions=positions)
     subject = DecoderSubject(model, encode, ANSWERS, positions=positions)
     rows_run: list[int] = []
-    whole = decoder.whole_pass
-
-    def counted(*given: object) -> torch.Tensor:
-        rows_run.append(len(given[1]))
-        return whole(*given)
-
-    monkeypatch.setattr(decoder, "whole_pass", counted)
+    read = Recorder._read
+    monkeypatch.setattr(Recorder, "_read", lambda *given: rows_run.append(len(given[1])) or read(*given))
     subject.record(torch.tensor([[4], [1], [0]]), remember=True)
     subject.record(torch.tensor([[5], [1]]), remember=True)
     subject.record(torch.tensor([[3]]), torch.zeros(0, dtype=torch.long), remember=True)

@@ -22,7 +22,7 @@ from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
 from plot_ot.subjects import BankRecording, DecoderSubject, MLPSubject, Store, record
-from plot_ot.subjects.decoder import subject as decoder
+from plot_ot.subjects.decoder.recording import Recorder
 from plot_ot.subjects.decoder.vectors import Joined, Spilled, on_disk
 from plot_ot.subjects.protocol import Share
 from small_studies import HEQ_METHODS, bits, choices, heq, run_all
@@ -119,7 +119,7 @@ def test_a_sharded_recording_shows_what_a_whole_one_does(kind: str) -> None:
 def test_what_is_sent_gives_the_same_bits_as_what_is_here(kind: str) -> None:
     subject = SUBJECTS[kind]()
     recording = shared(subject, 7)[0]
-    parts, _ = cut_into_shards(BANKS, 7)
+    parts, _ = cut_into_shards(BANKS, 7, subject.encoded)
     place = subject.places[1]
     edit = EditBatch(place, Frame.identity(place.width), torch.eye(place.width))
     other = SUBJECTS[kind]()  # a replica that has recorded nothing
@@ -171,10 +171,10 @@ def test_what_was_remembered_is_not_run_again_by_any_shard(
     size: int, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard may find some of its inputs among remembered ones: its bases are then in several caches."""
-    subject, rows_run, whole = small_decoder(), [], decoder.whole_pass
+    subject, rows_run, read = small_decoder(), [], Recorder._read
     plainly = record(small_decoder(), *BANKS)
     inputs = torch.cat([x for bank in BANKS for x in (bank.base, bank.source)]).unique(dim=0)
-    monkeypatch.setattr(decoder, "whole_pass", lambda *given: rows_run.append(len(given[1])) or whole(*given))
+    monkeypatch.setattr(Recorder, "_read", lambda *given: rows_run.append(len(given[1])) or read(*given))
     subject.record(inputs[::2][:known], remember=True)
     subject.record(inputs[1::2][:known], remember=True)
     before = sum(rows_run)

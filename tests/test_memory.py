@@ -280,7 +280,7 @@ def test_read_outs_of_a_recording_are_halved_too(monkeypatch):
 def test_keys_and_values_that_memory_refuses_go_to_a_file(monkeypatch):
     """A budget may promise more than there is: layers that do not fit are kept in files, and all is as it was."""
     (whole, rows), (cut, _) = recorded_decoder(ROWS), recorded_decoder(ROWS)
-    expected, pages, taken = whole.record(rows), decoder_cache._Pages, []
+    expected, pages, taken = whole.record(rows), decoder_cache.Pages, []
 
     def some(shape: torch.Size, like: Tensor, folder: Path | None, key_width: int) -> object:
         if folder is None and len(taken) >= 2:
@@ -288,7 +288,7 @@ def test_keys_and_values_that_memory_refuses_go_to_a_file(monkeypatch):
         taken.append(folder)
         return pages(shape, like, folder, key_width)
 
-    monkeypatch.setattr(decoder_cache, "_Pages", some)
+    monkeypatch.setattr(decoder_cache, "Pages", some)
     found = cut.record(rows)
     assert [folder is None for folder in taken] == [True, True, False, False]
     same(found, expected)

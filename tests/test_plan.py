@@ -275,7 +275,7 @@ def test_the_filter_asks_as_many_prompts_as_planned(mcqa, monkeypatch):
     with watching(task.subject, scene.shape, monkeypatch) as seen:
         task.prepare(1000, Path())
     # a few prompts that the net answers wrong are replaced
-    assert scene.beside["filter"].tokens * 6 == pytest.approx(sum(seen.forward.values()), rel=0.1)
+    assert scene.beside["filter"].running * 6 == pytest.approx(sum(seen.forward.values()), rel=0.1)
 
 
 def test_a_recording_is_as_large_as_planned(mcqa):
@@ -439,7 +439,7 @@ def test_words_stand_for_tokens_where_there_is_no_tokenizer(mcqa):
     task, scene = mcqa
     rows = scene.fit.bank.base
     assert torch.equal(
-        approximate_tokens(task.render(rows), first=0), task.encoder()(rows)[1].sum(dim=1)
+        approximate_tokens(task.render(rows), first=0)[1].sum(dim=1), task.encoder()(rows)[1].sum(dim=1)
     )  # this net's tokens are words
 
 

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.engine.watching import counted
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, Place, Store, Subject
+from plot_ot.subjects.decoder.trie import Trie
 from plot_ot.subjects.protocol import PairIndex, Share, require_finite
 
+Encoded = Callable[[Tensor], tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]] | None]
+"""A function that gives the tokens of inputs that are prompts, or None."""
 Recipe = Callable[[], Subject]
 """How a worker makes its own replica of the network."""
 
@@ -125,7 +128,7 @@ def record_shared(
     """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard."""
     if size is not None and size < 1:
         raise PlotError(f"A shard needs at least one input; found {size}.")
-    parts, rows = cut_into_shards(banks, size or inputs_per_shard(subject))
+    parts, rows = cut_into_shards(banks, size or inputs_per_shard(subject), subject.encoded)
     store = crew.record(parts)
     subject.forget()
     require_finite(store)
@@ -139,11 +142,14 @@ def record_shared(
     return recordings
 
 
-def cut_into_shards(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[Tensor, " rows"]]:
+def cut_into_shards(
+    banks: Sequence[Bank], size: int, encoded: Encoded | None = None
+) -> tuple[list[Shard], Int[Tensor, " rows"]]:
     """Shards of the distinct inputs, and where each bank's bases, then its sources, stand among them.
 
     Inputs come in the order in which pairs use them as bases, bank by bank, and a shard serves one bank first; inputs
-    that are sources only come last.
+    that are sources only come last. Prompts (`encoded` gives their tokens) come in alphabetical order instead, those of
+    a bank's bases and sources together, because prompts that begin alike share work if they are recorded together.
     """
     inputs = torch.cat([x for bank in banks for x in (bank.base, bank.source)])
     code = row_codes(inputs)
@@ -153,13 +159,21 @@ def cut_into_shards(banks: Sequence[Bank], size: int) -> tuple[list[Shard], Int[
     never = len(code)
     first_base = torch.full((count,), never).scatter_reduce(0, code[is_base], position[is_base], reduce="amin")
     first = first_of_each(code)
-    order = torch.where(first_base < never, first_base, never + first).argsort()
-    group = torch.where(first_base < never, bank_of[first_base.clamp(max=never - 1)], len(banks))[order]
-    kept, found = int((first_base < never).sum()), []
+    used, is_used = torch.where(first_base < never, first_base, first), first_base < never
+    tokens = encoded(inputs[first]) if encoded is not None else None
+    if tokens is None:
+        order = torch.where(is_used, first_base, never + first).argsort()
+        group = torch.where(is_used, bank_of[used], len(banks))[order]
+    else:
+        order = Trie(*tokens).order
+        group = bank_of[used][order]
+    kept, found, in_turn = int(is_used.sum()), list[Shard](), list[Tensor]()
     for g in group.unique().tolist():
         members = order[group == g]
         for some in members.tensor_split(-(-len(members) // size)):
-            bases = torch.arange(len(some) if g < len(banks) else 0)
+            bases = is_used[some].nonzero().squeeze(1)
             found.append(Shard(inputs[first[some]], bases, Share(len(some) / count, len(bases) / kept)))
+            in_turn.append(some)
+    order = torch.cat(in_turn)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(count))
     return found, rank[code]

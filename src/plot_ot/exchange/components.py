@@ -186,7 +186,7 @@ def _path(model: nn.Module, module: nn.Module) -> str:
 def encoded(subject: Subject, rows: Tensor) -> dict[str, Any]:
     """The keyword arguments that pyvene calls the network with."""
     if isinstance(subject, DecoderSubject):
-        ids, real = subject._encoded(rows)
+        ids, real = subject.encoded(rows)
         device = subject.device
         positions = (real.long().cumsum(dim=1) - 1).clamp(min=0)  # left padding does not shift the prompt
         return {
@@ -208,7 +208,7 @@ def encoded(subject: Subject, rows: Tensor) -> dict[str, Any]:
 def tokens(subject: Subject, places: Sequence[Place], rows: Tensor) -> list[Int[Tensor, " rows"] | None]:
     """For each place, the index of its (first) token in every padded row; None where it has no position."""
     if isinstance(subject, DecoderSubject):
-        ids, real = subject._encoded(rows)
+        ids, real = subject.encoded(rows)
         back = counted_back(subject.positions, rows, real.sum(dim=1), subject.tokens)
         return [ids.shape[1] - back[spot(subject, place).position] for place in places]
     assert isinstance(subject, ModuleSubject)  # noqa: S101

@@ -146,14 +146,14 @@ class Spread:
 
 
 def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
-    """The cost of recording: one whole pass over every input, and the vocabulary's largest logit after each prompt."""
+    """The cost of recording: all inputs, what they share once, and the vocabulary's largest logit after each prompt."""
     shape = scene.shape
     context = inputs.tokens / inputs.count
     at_once = scene.subject.recorded_at_once(machine.device)
-    calls = max(inputs.shards, ceil(inputs.tokens / at_once)) * shape.blocks
+    calls = max(inputs.shards, ceil(inputs.running / at_once)) * shape.blocks
     share = 1.0 if shape.language else SMALL
-    forward = float(inputs.tokens * shape.blocks)
-    keys = inputs.bases * context * shape.blocks * shape.key_bytes
+    forward = float(inputs.running * shape.blocks)
+    keys = float(inputs.kept * shape.blocks * shape.key_bytes)
     return Cost(
         forward,
         flops=forward * shape.flops(context) + 2.0 * inputs.count * shape.hidden * shape.columns,
@@ -213,14 +213,14 @@ def memory(found: Forecast, scene: Scene, machine: Machine) -> Memory:
     shape, inputs, subject = scene.shape, scene.inputs, scene.subject
     place = 4.0 * inputs.count * shape.width
     vectors = float(inputs.count * shape.vector_bytes)
-    keys = float(inputs.padded * shape.blocks * shape.key_bytes)
+    keys = float(inputs.kept * shape.blocks * shape.key_bytes)
     limit = subject.vectors_in_memory
     on_disk = limit is not None and vectors - place > limit
     if on_disk:
         vectors = 3 * place  # the last vectors; one place as it was read, and put together from shards
     joined = vectors if inputs.shards > 1 and not on_disk else 0.0
     recorded, resumed = subject.recorded_at_once(machine.device), subject.resumed_at_once(machine.device)
-    passing = batch = shape.pass_bytes(min(inputs.tokens, recorded), scene.context)
+    passing = batch = shape.pass_bytes(min(inputs.running, recorded), scene.context)
     for p in found.passes:
         responses = min(p.pairs * p.variants, subject.responses_per_batch)
         # edited vectors and a copy of a part; base and source by pair; to tell equal states apart, 64-bit words

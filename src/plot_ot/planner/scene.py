@@ -3,55 +3,70 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, Splits, first_of_each, row_codes
 from plot_ot.edits import Distinct
-from plot_ot.engine.units import cut_into_shards, inputs_per_shard
+from plot_ot.engine.units import Encoded, cut_into_shards, inputs_per_shard
 from plot_ot.errors import PlotError
 from plot_ot.subjects import BankRecording, Place, Store, Subject, record
 from plot_ot.subjects.decoder.sizes import PromptSubject
+from plot_ot.subjects.decoder.trie import Trie
 from plot_ot.subjects.shape import Shape
 
 MEMORY = 4 << 30
 """The memory budget of a language model's recording, which `plot-ot run` also uses."""
 
-Lengths = Callable[[Tensor], Int[Tensor, " rows"]]
-"""A function that gives each input row its number of tokens."""
+Tokens = tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]
+"""Token ids, padded on the left, and where they are no padding."""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Distinct inputs that are run whole."""
 
-    count: int
-    tokens: int
-    longest: int
+    count: int = 0
+    tokens: int = 0
+    longest: int = 0
+    running: int = 0
+    """Tokens that run: a beginning that several prompts of a shard share counts once."""
     bases: int = 0
     """How many of the inputs will be resumed."""
-    padded: int = 0
-    """Their tokens but the last, each as many as the longest prompt of its shard has."""
-    shards: int = 1
+    kept: int = 0
+    """Tokens of which keys and values are kept for them."""
+    shards: int = 0
+
+    def __add__(self, other: Inputs) -> Inputs:
+        return Inputs(
+            self.count + other.count,
+            self.tokens + other.tokens,
+            max(self.longest, other.longest),
+            self.running + other.running,
+            self.bases + other.bases,
+            self.kept + other.kept,
+            self.shards + other.shards,
+        )
 
     @classmethod
-    def of(cls, banks: Sequence[Bank], lengths: Lengths, subject: Subject) -> Inputs:
+    def of(cls, banks: Sequence[Bank], encoded: Encoded, subject: Subject) -> Inputs:
         """The inputs of some banks, cut as the engine cuts them for this subject."""
-        shards, _ = cut_into_shards(banks, inputs_per_shard(subject))
-        tokens = [lengths(s.inputs) for s in shards]
-        return cls(
-            sum(len(t) for t in tokens),
-            sum(int(t.sum()) for t in tokens),
-            max(int(t.max()) for t in tokens),
-            sum(len(s.bases) for s in shards),
-            sum(len(s.bases) * (int(t.max()) - 1) for s, t in zip(shards, tokens, strict=True)),
-            len(shards),
-        )
+        shards, _ = cut_into_shards(banks, inputs_per_shard(subject), encoded)
+        return sum((cls.recorded(s.inputs, s.bases, encoded(s.inputs)) for s in shards), cls())
+
+    @classmethod
+    def recorded(cls, inputs: Tensor, bases: Tensor, tokens: Tokens | None) -> Inputs:
+        """Inputs that are recorded together; those that are no prompts count as one token."""
+        if tokens is None:
+            return cls(len(inputs), len(inputs), 1, len(inputs), len(bases), 0, 1)
+        trie = Trie(*tokens)
+        total, longest = int(trie.lengths.sum()), trie.paths.shape[1]
+        return cls(len(inputs), total, longest, trie.running, len(bases), trie.kept(bases), 1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ class Scene:
         """
         shape, banks = subject.shape(outputs), [splits.fit, splits.calibration, *splits.test.values()]
         recordings = [unrecorded(subject, b) for b in banks] if shape.language else record(subject, *banks)
-        return cls._of(subject, shape, splits, recordings, Inputs.of(banks, subject.lengths, subject), outputs)
+        return cls._of(subject, shape, splits, recordings, Inputs.of(banks, subject.encoded, subject), outputs)
 
     @classmethod
     def of_shape(
@@ -87,7 +102,7 @@ class Scene:
         shape: Shape,
         splits: Splits,
         outputs: int,
-        lengths: Lengths,
+        encoded: Encoded,
         memory: int = MEMORY,
         beside: Mapping[str, Inputs] | None = None,
     ) -> Scene:
@@ -95,7 +110,7 @@ class Scene:
         banks = [splits.fit, splits.calibration, *splits.test.values()]
         subject = Unloaded(shape, outputs, memory)
         recordings = [unrecorded(subject, b) for b in banks]
-        return cls._of(subject, shape, splits, recordings, Inputs.of(banks, lengths, subject), outputs, beside)
+        return cls._of(subject, shape, splits, recordings, Inputs.of(banks, encoded, subject), outputs, beside)
 
     @classmethod
     def _of(
@@ -130,12 +145,17 @@ class Scene:
         return self._classes[key]
 
 
-def approximate_tokens(texts: Sequence[str], first: int = 1) -> Int[Tensor, " rows"]:
+def approximate_tokens(texts: Sequence[str], first: int = 1) -> Tokens:
     """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks.
 
     `first` is how many tokens a model puts before every prompt.
     """
-    return torch.tensor([first + len(re.findall(r"\n|\w+|[^\w\s]", text)) for text in texts])
+    words = [[""] * first + re.findall(r"\n|\w+|[^\w\s]", text) for text in texts]
+    number = {word: k for k, word in enumerate(dict.fromkeys(w for text in words for w in text))}
+    longest = max(map(len, words), default=0)
+    ids = [[0] * (longest - len(text)) + [number[w] for w in text] for text in words]
+    lengths = torch.tensor([len(text) for text in words])
+    return torch.tensor(ids, dtype=torch.long), torch.arange(longest) >= longest - lengths[:, None]
 
 
 # -- recordings that nothing was run for --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
@@ -171,6 +171,10 @@ class Subject(ABC):
         """What a response costs after each place, with so many outputs; by default it is always a whole pass."""
         n = len(self.places)
         return Shape.small(type(self).__name__, self.places, (n,) * n, n, self.parameters, outputs)
+
+    def encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]] | None:
+        """Token ids of inputs that are prompts, padded on the left, and where they are no padding; else None."""
+        return None
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         """How many tokens each input has; one where inputs are not text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def language_shape(name: str) -> Shape:
 
 def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
     """A task's banks, drawn as if the model answered every prompt correctly, and the prompts that the filter asks."""
-    lengths = _lengths(task)
+    encoded = _encoded(task)
     asked: list[Tensor] = []
 
     def all_right(rows: Tensor) -> Tensor:
@@ -57,16 +58,17 @@ def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
         return torch.ones(len(rows), dtype=torch.bool)
 
     banks = task.draw(seed, all_right)
-    tokens = lengths(torch.cat(asked))
-    beside = {"filter": Inputs(len(tokens), int(tokens.sum()), int(tokens.max()))}
+    nobody = torch.zeros(0, dtype=torch.long)
+    filtered = sum((Inputs.recorded(rows, nobody, encoded(rows)) for rows in asked), Inputs())
+    beside = {"filter": replace(filtered, shards=1)}  # nobody shares this work
     if banks.transfer:
         subject = Unloaded(shape, len(task.data.ANSWERS), task.memory)
-        beside["transfer"] = Inputs.of(list(banks.transfer.values()), lengths, subject)
-    return Scene.of_shape(shape, banks.splits, len(task.data.ANSWERS), lengths, task.memory, beside)
+        beside["transfer"] = Inputs.of(list(banks.transfer.values()), encoded, subject)
+    return Scene.of_shape(shape, banks.splits, len(task.data.ANSWERS), encoded, task.memory, beside)
 
 
-def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
-    """A function that counts the tokens of prompts, by the model's tokenizer where it is available."""
+def _encoded(task: LanguageTask) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """A function that turns rows into tokens, by the model's tokenizer where it is available."""
     fetched = model_directory(task.model)
     folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
     tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
@@ -74,4 +76,9 @@ def _lengths(task: LanguageTask) -> Callable[[Tensor], Tensor]:
         return lambda rows: approximate_tokens(task.render(rows), first=0 if tiny else 1)
     tokenizer = guarded(transformers_library().AutoTokenizer.from_pretrained, "tokenizer", str(folder))
     bos = LanguageModel(task.model, None, tokenizer).bos
-    return lambda rows: encode(task.render(rows), tokenizer, bos=bos)[1].sum(dim=1)
+
+    def encoded(rows: Tensor) -> tuple[Tensor, Tensor]:
+        ids, mask = encode(task.render(rows), tokenizer, bos=bos)
+        return ids, mask.bool()
+
+    return encoded

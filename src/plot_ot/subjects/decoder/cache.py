@@ -4,11 +4,10 @@ blocks were called. The variants of a prompt share them, and no resumed pass eve
 
 from __future__ import annotations
 
-import os
 import tempfile
-import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.files.safe_reading import read_at, write_at
 from plot_ot.subjects.decoder.architecture import transformers_library
+from plot_ot.subjects.decoder.pages import NodePages, Pages
+from plot_ot.subjects.decoder.trie import KeptNodes, Trie
 from plot_ot.subjects.memory import clear, is_out_of_memory
 
 ATTENTION = "plot_ot_branches"
@@ -50,8 +50,7 @@ def branch_attention(
 ) -> tuple[Float[Tensor, "pairs queries heads value_width"], None]:
     """Attention of V branches of T tokens each: a query sees its pair's prefix and its own branch, no other branch.
 
-    All heads and variants that share keys are one product with them, and V x V scores are never formed. `s_aux` are
-    attention sinks: a score per head that takes weight from all tokens.
+    All heads and variants that share keys are one product with them, and V x V scores are never formed.
     """
     prefix, tail = attention_mask, attention_mask.tail
     pairs, heads, queries, width = query.shape
@@ -60,35 +59,46 @@ def branch_attention(
     k, v = (t.unflatten(2, (-1, tail)).unsqueeze(2) for t in (key, value))
     before = (q.flatten(2, 4) @ prefix.keys.mT).unflatten(2, q.shape[2:5])
     own = (q * k).sum(dim=-1, keepdim=True) if tail == 1 else q @ k.mT
-    scores = torch.cat([before, own], dim=-1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if prefix.hidden is not None:
-        scores = scores + prefix.hidden
-    if s_aux is not None:
-        sinks = s_aux.to(scores.dtype).reshape(1, key.shape[1], -1, 1, 1, 1)
-        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    seen, within = weights[..., : prefix.keys.shape[2] + tail].split([prefix.keys.shape[2], tail], dim=-1)
+    weights = attention_weights(torch.cat([before, own], dim=-1), prefix.hidden, softcap, s_aux).to(value.dtype)
+    seen, within = weights.split([prefix.keys.shape[2], tail], dim=-1)
     out = (seen.flatten(2, 4) @ prefix.values).unflatten(2, q.shape[2:5])
     out = out + (within * v if tail == 1 else within @ v)
     return out.reshape(pairs, heads, queries, -1).transpose(1, 2), None
 
 
-def register_attention() -> None:
-    """Tell transformers about `branch_attention`."""
+def attention_weights(
+    scores: Float[Tensor, "pairs groups own ... seen"],
+    hidden: Tensor | None,
+    softcap: float | None,
+    s_aux: Float[Tensor, " heads"] | None,
+) -> Float[Tensor, "pairs groups own ... seen"]:
+    """Scores to weights. `s_aux` are attention sinks: a score per head that takes weight from all tokens."""
+    seen = scores.shape[-1]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if hidden is not None:
+        scores = scores + hidden
+    if s_aux is not None:
+        sinks = s_aux.to(scores.dtype).reshape(1, scores.shape[1], -1, *[1] * (scores.ndim - 3))
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    return scores.softmax(dim=-1, dtype=torch.float32)[..., :seen]
+
+
+def register_attention(name: str, function: Callable[..., Any]) -> None:
+    """Tell transformers about a way to attend."""
     transformers_library()
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if ATTENTION not in ALL_ATTENTION_FUNCTIONS:
-        type(ALL_ATTENTION_FUNCTIONS).register(ATTENTION, branch_attention)
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        type(ALL_ATTENTION_FUNCTIONS).register(name, function)
 
 
 class PrefixCache:
     """Keys, values, masks and call arguments of the prompts that will be resumed.
 
-    Prompts end at the same column; a slot's page of a layer is [groups, tokens, key width + value width]. Pages beyond
-    `limit` bytes in all are kept in a file.
+    Prompts end at the same column; a slot's page of a layer is [groups, tokens, key width + value width]. Of prompts
+    that were recorded as a trie, keys, values and residuals are kept by node. Pages beyond `limit` bytes in all are
+    kept in a file.
     """
 
     def __init__(
@@ -99,6 +109,7 @@ class PrefixCache:
         limit: int,
         tail: int,
         entries: Collection[int],
+        trie: Trie | None = None,
     ) -> None:
         self.slots = torch.full_like(lengths, -1)
         """Each recorded row's slot, -1 for rows that keep none."""
@@ -107,12 +118,15 @@ class PrefixCache:
         self.layers = layers
         self.tail = tail
         """Tokens at the end of a prompt that may be run again."""
-        self.residuals: dict[int, Float[Tensor, "slots tail d"]] = dict.fromkeys(entries, torch.empty(0))
-        """The tail's residual before those blocks (or after the last) at which a resumed pass may enter."""
+        self.nodes = None if trie is None or not len(bases) else KeptNodes(trie, bases, last=tail > 1)
+        """The nodes that the slots need, where prompts were recorded as a trie."""
+        self.residuals: dict[int, Shaped[Tensor, "..."]] = dict.fromkeys(entries, torch.empty(0))
+        """The tail's residual before those blocks (or after the last) at which a resumed pass may enter: [slots, tail,
+        d], or [nodes, d]."""
         self.width = int(lengths.max()) if len(bases) else 0  # a longer source may run beside the bases
         self._limit = limit
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._pages: dict[int, _Pages] = {}
+        self._pages: dict[int, Pages | NodePages] = {}
         self._visible: dict[int, Bool[Tensor, "slots tail tokens"]] = {}
         self._calls: dict[int, dict[str, Any]] = {}
         self._tokenwise: dict[tuple[Any, ...], Tensor] = {}
@@ -137,18 +151,33 @@ class PrefixCache:
         inside = (self.slots[rows] >= 0).nonzero().squeeze(1)
         return PrefixBatch(self, self.slots[rows][inside], inside, real) if len(inside) else None
 
-    def blank(self, shape: torch.Size, like: Tensor, key_width: int) -> _Pages:
-        """A layer's pages, still empty: in a file where all layers together exceed the limit, or memory runs out."""
+    def pages(self, layer: int, shape: Sequence[int], like: Tensor, key_width: int) -> Any:
+        """A layer's pages, at first empty: by slot, or by node where there are nodes."""
+        if layer not in self._pages:
+            self._pages[layer] = self._blank(torch.Size(shape), like, key_width)
+        return self._pages[layer]
+
+    def _blank(self, shape: torch.Size, like: Tensor, key_width: int) -> Pages | NodePages:
+        """Empty pages: in a file where all layers together exceed the limit, or memory runs out."""
+        make = Pages if self.nodes is None else partial(NodePages, tokens=self.width - 1)
         if not self.spilled and self.layers * shape.numel() * like.element_size() <= self._limit:
             try:
-                return _Pages(shape, like, None, key_width)
+                return make(shape, like, None, key_width)
             except Exception as e:
                 if not is_out_of_memory(e):
                     raise
             clear()
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="plot-ot-keys-")
-        return _Pages(shape, like, Path(self._folder.name), key_width)
+        return make(shape, like, Path(self._folder.name), key_width)
+
+    def see(self, tables: Sequence[Bool[Tensor, "tokens tokens"]]) -> None:
+        """Which earlier tokens a layer's tokens see, where that depends on nothing but how many come before each."""
+        made: dict[int, Tensor] = {}
+        for layer, table in enumerate(tables):
+            if id(table) not in made:
+                made[id(table)] = seen_at_the_end(table, self.lengths, self.tail, self.width)
+            self._visible[layer] = made[id(table)]
 
     def finish(self) -> None:
         """Let layers that saw the same masks and positions share them."""
@@ -166,59 +195,23 @@ class PrefixCache:
     @property
     def pair_bytes(self) -> int:
         """Bytes that one pair's keys and values of one layer take while that layer runs."""
-        return max((page.bytes // len(self) for page in self._pages.values()), default=1)
+        return max((page.pair_bytes for page in self._pages.values()), default=1)
 
     def view(self, slots: Int[Tensor, " pairs"], tail: int) -> PrefixView:
         """What some pairs' resumed tokens, the last `tail` of each prompt, need."""
         return PrefixView(self, slots, tail, int(self.lengths[slots].max()) - tail)
 
 
-class PrefixBatch:
-    """The bases among the rows of one forward pass, while it runs."""
+class Sight:
+    """Which tokens each token sees in every block of one forward pass, from the masks that the model made."""
 
-    def __init__(self, cache: PrefixCache, slots: Tensor, inside: Tensor, real: Bool[Tensor, "batch tokens"]) -> None:
-        self.cache, self.slots, self.real = cache, slots, real
-        self.inside = slice(None) if len(inside) == len(real) else inside
-        self.padded = not bool(real.all())
-        self._seen: tuple[Any, Tensor] | None = None
+    def __init__(self, real: Bool[Tensor, "batch tokens"]) -> None:
+        self.real = real
+        self._last: tuple[Any, Tensor] | None = None
 
-    def keys(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Keep keys and values for all tokens but the last."""
-        cache, keys, values = self.cache, keys[self.inside, :, :-1], values[self.inside, :, :-1]
-        if self.padded:
-            # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
-            padding = ~self.real[self.inside, None, :-1, None].to(keys.device)
-            keys, values = keys.masked_fill(padding, 0), values.masked_fill(padding, 0)
-        page = torch.cat([keys, values], dim=-1)
-        shape = torch.Size((len(cache), page.shape[1], cache.width - 1, page.shape[3]))
-        if layer not in cache._pages:
-            cache._pages[layer] = cache.blank(shape, page, keys.shape[-1])
-        cache._pages[layer].write(self.slots, page)
-
-    def residual(self, entry: int, h: Float[Tensor, "batch tokens d"]) -> None:
-        """Keep the tail's residual before a block, where it is wanted."""
-        kept = self.cache.residuals
-        if entry in kept:
-            if not len(kept[entry]):
-                kept[entry] = h.new_zeros(len(self.cache), self.cache.tail, h.shape[2])
-            tail = min(self.cache.tail, h.shape[1])
-            kept[entry][self.slots, -tail:] = h[self.inside, -tail:]
-
-    def call(self, layer: int, arguments: Mapping[str, Any]) -> None:
-        """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
-        cache, n = self.cache, self.real.shape[1]
-        tail = min(cache.tail, n)
-        visible = self._visible(layer, arguments.get("attention_mask"))
-        if layer not in cache._visible:
-            kept = torch.zeros(len(cache), cache.tail, cache.width, dtype=torch.bool, device=visible.device)
-            cache._visible[layer] = kept
-        cache._visible[layer][self.slots, -tail:, cache.width - n :] = visible[self.inside, -tail:]
-        cache._calls.setdefault(layer, {name: self._split((layer, name), v) for name, v in arguments.items()})
-
-    def _visible(self, layer: int, mask: Any) -> Bool[Tensor, "batch tokens tokens"]:
-        """Which tokens each token sees, from the mask the model made for this block."""
-        if self._seen is not None and self._seen[0] is mask:
-            return self._seen[1]
+    def __call__(self, layer: int, mask: Any) -> Bool[Tensor, "batch tokens tokens"]:
+        if self._last is not None and self._last[0] is mask:
+            return self._last[1]
         n, real = self.real.shape[1], self.real
         earlier = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
         if mask is None:
@@ -233,8 +226,67 @@ class PrefixBatch:
             )
         if bool((visible & ~earlier & real[:, :, None]).any()):
             raise PlotError(f"In block {layer} tokens see later ones: a resumed prompt would not notice its own edit.")
-        self._seen = mask, visible
+        self._last = mask, visible
         return visible
+
+
+def seen_at_the_end(
+    table: Bool[Tensor, "tokens tokens"], lengths: Int[Tensor, " rows"], queries: int, width: int
+) -> Bool[Tensor, "rows queries width"]:
+    """Which of the last `width` tokens each of the last `queries` sees, in prompts of these lengths that end together.
+
+    A query before the beginning of its prompt sees everything, so that it stays a number.
+    """
+    end = lengths.to(table.device)[:, None]
+    query, key = (torch.arange(n, device=table.device) - n + end for n in (queries, width))
+    seen = table[query.clamp(min=0)[:, :, None], key.clamp(min=0)[:, None]] & (key >= 0)[:, None]
+    return seen | (query < 0)[:, :, None]
+
+
+class PrefixBatch:
+    """The bases among the rows of one forward pass, while it runs."""
+
+    def __init__(self, cache: PrefixCache, slots: Tensor, inside: Tensor, real: Bool[Tensor, "batch tokens"]) -> None:
+        self.cache, self.slots, self.real = cache, slots, real
+        self.inside = slice(None) if len(inside) == len(real) else inside
+        self.padded = not bool(real.all())
+        self._seen = Sight(real)
+
+    def keys(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values for all tokens but the last."""
+        cache, keys, values = self.cache, keys[self.inside, :, :-1], values[self.inside, :, :-1]
+        if self.padded:
+            # what attention makes of padding may be anything, also NaN, which a weight of zero would not silence
+            padding = ~self.real[self.inside, None, :-1, None].to(keys.device)
+            keys, values = keys.masked_fill(padding, 0), values.masked_fill(padding, 0)
+        page = torch.cat([keys, values], dim=-1)
+        shape = len(cache), page.shape[1], cache.width - 1, page.shape[3]
+        cache.pages(layer, shape, page, keys.shape[-1]).write(self.slots, page)
+
+    def residual(self, entry: int, h: Float[Tensor, "batch tokens d"]) -> None:
+        """Keep the tail's residual before a block, where it is wanted."""
+        kept = self.cache.residuals
+        if entry in kept:
+            if not len(kept[entry]):
+                kept[entry] = h.new_zeros(len(self.cache), self.cache.tail, h.shape[2])
+            tail = min(self.cache.tail, h.shape[1])
+            kept[entry][self.slots, -tail:] = h[self.inside, -tail:]
+
+    def call(self, layer: int, arguments: Mapping[str, Any]) -> None:
+        """Keep how a block was called: what belongs to tokens per slot, for the tail only; anything else as it is."""
+        cache, n = self.cache, self.real.shape[1]
+        tail = min(cache.tail, n)
+        visible = self._seen(layer, arguments.get("attention_mask"))
+        if layer not in cache._visible:
+            kept = torch.zeros(len(cache), cache.tail, cache.width, dtype=torch.bool, device=visible.device)
+            cache._visible[layer] = kept
+        cache._visible[layer][self.slots, -tail:, cache.width - n :] = visible[self.inside, -tail:]
+        self.keep_call(layer, arguments)
+
+    def keep_call(self, layer: int, arguments: Mapping[str, Any]) -> None:
+        """Keep what a block was called with, the mask left out."""
+        split = {name: self._split((layer, name), v) for name, v in arguments.items()}
+        self.cache._calls.setdefault(layer, split)
 
     def _split(self, path: tuple[Any, ...], value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -243,14 +295,25 @@ class PrefixBatch:
             return {k: self._split((*path, k), v) for k, v in value.items()}
         if path[1] == "attention_mask" or hasattr(value, "get_seq_length"):  # ours come in their place
             return None
-        rows, tokens = self.real.shape
-        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != tokens:
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != self.tokens:
             return value
-        cache, tail = self.cache, min(self.cache.tail, tokens)
+        cache, tails = self.cache, self.tails(path, value)
         if path not in cache._tokenwise:
             cache._tokenwise[path] = value.new_zeros(len(cache), cache.tail, *value.shape[2:])
-        cache._tokenwise[path][self.slots, -tail:] = value.expand(rows, *value.shape[1:])[self.inside, -tail:]
+        cache._tokenwise[path][self.slots, -tails.shape[1] :] = tails
         return _Token(path)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a block is called with, per row."""
+        return self.real.shape[1]
+
+    def tails(
+        self, path: tuple[Any, ...], value: Shaped[Tensor, "rows tokens ..."]
+    ) -> Shaped[Tensor, "slots tail ..."]:
+        """The bases' last tokens of something that belongs to tokens, known by its path among the arguments."""
+        whole = value.expand(len(self.real), *value.shape[1:])
+        return whole[self.inside, -min(self.cache.tail, self.tokens) :]
 
 
 @dataclass(frozen=True)
@@ -267,11 +330,15 @@ class PrefixView:
         self.cache, self.slots, self.tail = cache, slots, tail
         end = cache.width - tail
         self.columns = slice(end - before, end)
+        nodes = cache.nodes
+        self._where = (slots, self.columns) if nodes is None else (nodes.paths[slots, self.columns],)
         self._made: dict[Any, Any] = {}
 
     def residual(self, entry: int) -> Float[Tensor, "pairs tail d"]:
         """The tail's clean residual before a block (or after the last)."""
-        kept = self.cache.residuals[entry]
+        kept, nodes = self.cache.residuals[entry], self.cache.nodes
+        if nodes is not None:
+            return kept[nodes.paths[self.slots, -self.tail :].to(kept.device)]
         return kept[self.slots.to(kept.device), -self.tail :]
 
     def device(self, layer: int) -> torch.device:
@@ -299,7 +366,7 @@ class PrefixView:
         return made
 
     def _prefix(self, layer: int) -> Prefix:
-        keys, values = self.cache._pages[layer].read(self.slots, self.columns)
+        keys, values = self.cache._pages[layer].read(*self._where)
         return Prefix(keys, values, self._hidden(layer, keys), self.tail)
 
     def _hidden(self, layer: int, like: Tensor) -> Tensor | None:
@@ -313,49 +380,6 @@ class PrefixView:
             self._made[id(kept)] = None if bool(visible.all()) else hidden
         made = self._made[id(kept)]
         return None if made is None else made.to(like.device)
-
-
-class _Pages:
-    """One layer's [slots, groups, tokens, width] numbers, in memory or, given a folder, in a file."""
-
-    def __init__(self, shape: tuple[int, ...], like: Tensor, folder: Path | None, key_width: int) -> None:
-        self.shape, self.dtype, self.device, self.key_width = shape, like.dtype, like.device, key_width
-        self._slot = torch.Size(shape[1:]).numel() * like.element_size()
-        self.bytes = shape[0] * self._slot
-        self._kept = like.new_zeros(shape if folder is None else 0)
-        self._file: int | None = None
-        if folder is not None:
-            self._file, _ = tempfile.mkstemp(dir=folder)
-            os.truncate(self._file, self.bytes)
-            weakref.finalize(self, os.close, self._file)
-
-    def write(self, slots: Tensor, page: Tensor) -> None:
-        """Keep a batch's pages; they end at the last column."""
-        start = self.shape[2] - page.shape[2]
-        if self._file is None:
-            self._kept[slots.to(page.device), :, start:] = page
-            return
-        whole = page.new_zeros(len(page), *self.shape[1:])
-        whole[:, :, start:] = page
-        for slot, row in zip(slots.tolist(), whole.cpu(), strict=True):
-            write_at(self._file, _raw(row), slot * self._slot)
-
-    def read(self, slots: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values of some slots; those of slots in a row are not copied."""
-        if self._file is not None:
-            page = torch.empty(len(slots), *self.shape[1:], dtype=self.dtype)
-            for row, slot in zip(page, slots.tolist(), strict=True):
-                read_at(self._file, _raw(row), slot * self._slot)
-            page = page[:, :, columns].to(self.device)
-        elif torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
-            page = self._kept[int(slots[0]) : int(slots[0]) + len(slots), :, columns]
-        else:
-            page = self._kept[:, :, columns].index_select(0, slots.to(self.device))
-        return page[..., : self.key_width], page[..., self.key_width :]
-
-
-def _raw(row: Tensor) -> memoryview:
-    return row.flatten().view(torch.uint8).numpy().data
 
 
 def recording_cache(sink: Callable[[int, Tensor, Tensor], None]) -> Any:

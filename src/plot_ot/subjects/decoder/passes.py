@@ -32,13 +32,10 @@ def whole_pass(
     """
     final: list[Tensor] = []
 
-    def entering(layer: int, block: nn.Module) -> Callable[..., None]:
-        names = list(inspect.signature(block.forward).parameters)
-
-        def show(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def entering(layer: int) -> Callable[[Tensor, dict[str, Any]], None]:
+        def show(h: Tensor, named: dict[str, Any]) -> None:
             assert batch is not None  # noqa: S101
-            named = dict(zip(names, args, strict=False)) | dict(kwargs)
-            batch.residual(layer, named.pop(names[0]))
+            batch.residual(layer, h)
             batch.call(layer, named)
 
         return show
@@ -51,8 +48,7 @@ def whole_pass(
     hooks = [decoder.hook(layer, kind, look) for (layer, kind), look in watched.items()]
     hooks.append(decoder.hook(len(decoder.blocks) - 1, "block_output", leaving))
     if batch is not None:
-        for layer, block in enumerate(decoder.blocks):
-            hooks.append(block.register_forward_pre_hook(entering(layer, block), with_kwargs=True))
+        hooks += [entered(block, entering(layer)) for layer, block in enumerate(decoder.blocks)]
     with removed(hooks), decoder.attending(decoder.masking):
         decoder.trunk(
             input_ids=ids,
@@ -136,6 +132,19 @@ def batches(lengths: Int[Tensor, " rows"], budget: int) -> Iterator[Int[Tensor, 
         rows = rows[: max(1, budget // int(lengths[rows].max()))]
         yield rows
         at += len(rows)
+
+
+def entered(block: nn.Module, show: Callable[[Tensor, dict[str, Any]], dict[str, Any] | None]) -> Any:
+    """Let `show` see what a block is called with: hidden states, and the rest by name, which it may replace."""
+    names = list(inspect.signature(block.forward).parameters)
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        named = dict(zip(names, args, strict=False)) | dict(kwargs)
+        h = named.pop(names[0])
+        new = show(h, named)
+        return None if new is None else ((h,), new)
+
+    return block.register_forward_pre_hook(before, with_kwargs=True)
 
 
 @contextlib.contextmanager

@@ -16,15 +16,17 @@ from torch.utils.checkpoint import checkpoint
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.architecture import Decoder, refuse_answers
-from plot_ot.subjects.decoder.cache import PrefixCache, PrefixView, register_attention
+from plot_ot.subjects.decoder.cache import ATTENTION, PrefixCache, PrefixView, branch_attention, register_attention
 from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder.offload import ModelWeights
-from plot_ot.subjects.decoder.passes import SpotEdit, batches, in_parts, resumed_pass, whole_pass
+from plot_ot.subjects.decoder.passes import SpotEdit, in_parts, resumed_pass
+from plot_ot.subjects.decoder.recording import record_prompts
+from plot_ot.subjects.decoder.shared_pass import ATTENTION as TRIE_ATTENTION
+from plot_ot.subjects.decoder.shared_pass import Sharing, trie_attention
 from plot_ot.subjects.decoder.sizes import PromptSubject
 from plot_ot.subjects.decoder.store import DecoderStore, Remembered, joined, ours
 from plot_ot.subjects.decoder.trial import check_resumed, refuse_unresumable
-from plot_ot.subjects.decoder.vectors import Spilled, Vectors
 from plot_ot.subjects.memory import give_back
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held, opened
 from plot_ot.subjects.places import Place
@@ -72,7 +74,8 @@ class DecoderSubject(PromptSubject):
     ) -> None:
         if memory < 1:
             raise PlotError(f"`memory` is in bytes, above zero; found {memory}. Leave it out for 4 GiB.")
-        register_attention()
+        register_attention(ATTENTION, branch_attention)
+        register_attention(TRIE_ATTENTION, trie_attention)
         self.decoder = Decoder.of(model)
         self.encode = encode
         self.memory = memory
@@ -85,6 +88,7 @@ class DecoderSubject(PromptSubject):
         refuse_answers(self.answers, self.decoder.vocabulary)
         self._parameters = list(self.decoder.model.parameters())
         self._identity: tuple[tuple[int, ...], str] | None = None
+        self.sharing = Sharing()
         self._checked = False
         self._remembered = Remembered()
         self._remembered_state: tuple[int, ...] = ()
@@ -138,6 +142,16 @@ class DecoderSubject(PromptSubject):
         return len(self.decoder.blocks) - spot.enters
 
     @property
+    def spots(self) -> Mapping[str, Spot]:
+        """How to get at the places, by name."""
+        return self._spots
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of keys and values that earlier passes keep in memory."""
+        return self._remembered.bytes
+
+    @property
     def response_columns(self) -> int:
         return self.decoder.vocabulary if self.reading == "vocabulary" else len(self.answers) + 1
 
@@ -146,7 +160,7 @@ class DecoderSubject(PromptSubject):
         return self.tokens or 1
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
-        return self._encoded(inputs)[1].sum(dim=1)
+        return self.encoded(inputs)[1].sum(dim=1)
 
     def read_as(self, reading: str | None) -> DecoderSubject:
         if reading == self.reading:
@@ -208,54 +222,11 @@ class DecoderSubject(PromptSubject):
         self._remembered.forget()
 
     def _record(self, inputs: Tensor, bases: Int[Tensor, " bases"], share: Share) -> DecoderStore:
-        """One pass per prompt, in batches of similar length."""
-        ids, real = self._encoded(inputs)
-        lengths, device = real.sum(dim=1), self.device
-        back = counted_back(self.positions, inputs, lengths, self.tokens)
-        tail = max(int(b[bases].max()) for b in back.values()) if len(bases) else 1
-        entries = {spot.enters for spot in self._spots.values() if tail > 1 or spot.kind != "block_output"}
-        widths = {name: spot.place.width for name, spot in self._spots.items()}
-        vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
-        spilled = vectors > self.vectors_in_memory * share.inputs
-        # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
-        beside = (last + (0 if spilled else vectors)) / share.inputs + self._remembered.bytes
-        limit = int(share.bases * self.keys_in_memory(beside))
-        cache = PrefixCache(bases, lengths, len(self.decoder.blocks), limit, tail, entries)
-        kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
-        final = torch.empty(len(ids), self.decoder.width, device=device)
-        top = torch.empty(len(ids), dtype=torch.long, device=device)
-        stages: dict[tuple[int, str], list[Spot]] = {}
-        for spot in self._spots.values():
-            stages.setdefault(spot.stage, []).append(spot)
-
-        def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Rows, their last residuals and largest tokens; whatever a pass writes, a second one writes again."""
-            longest, here = int(lengths[rows].max()), rows.to(device)
-            tokens, mask = (t[rows, -longest:].to(device) for t in (ids, real))
-
-            def keep(stage: tuple[int, str]) -> Callable[[Tensor], None]:
-                def look(whole: Tensor) -> None:
-                    for spot in stages[stage]:
-                        kept.write(spot.place.name, here, spot.vectors(whole, back[spot.position][rows]))
-
-                return look
-
-            watched = {stage: keep(stage) for stage in stages}
-            h = whole_pass(self.decoder, tokens, mask, watched, cache.batch(rows, mask))
-            return here, h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
-
-        with torch.no_grad(), frozen(self.decoder.model):
-            for batch in batches(lengths, self.recorded_at_once(device.type)):
-                for here, h, token in self.limits.pieces(run, batch):
-                    final[here], top[here] = h, token
-                self._give_back()
-        cache.finish()
-        part = torch.where(cache.slots < 0, -1, 0)
-        store = DecoderStore(inputs, kept, final, top, lengths, back, final, (cache,), part, cache.slots)
-        store = replace(store, outputs=self.outputs_of(store))
-        if len(cache) and not self._checked:
-            row = int(bases[cache.lengths.argmax()])
-            self.limits.attempt(lambda: check_resumed(self, store, ids, real, row), 1, "input")
+        """Record prompts; the first time, one of them is resumed and compared with the whole forward pass."""
+        store = record_prompts(self, inputs, bases, share)
+        if len(bases) and not self._checked:
+            row = int(bases[store.lengths[bases].argmax()])
+            self.limits.attempt(lambda: check_resumed(self, store, row), 1, "input")
             self._checked = True
         return store
 
@@ -344,7 +315,7 @@ class DecoderSubject(PromptSubject):
             done.append(torch.cat(across))
             order.append(some)
             del across, given
-            self._give_back()
+            self.give_back()
         outputs, index = torch.cat(done, dim=1), torch.cat(order)
         return outputs if torch.equal(index, torch.arange(pairs)) else outputs[:, index.argsort().to(outputs.device)]
 
@@ -358,7 +329,8 @@ class DecoderSubject(PromptSubject):
             for some, slices in in_parts(tails[here], variants, at_once, pairs_at_once):
                 yield cache, here[some], slices
 
-    def _encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+    def encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+        """Token ids of prompts, padded on the left, and where they are no padding."""
         ids, mask = (t.cpu() for t in self.encode(inputs))
         if ids.ndim != 2 or ids.shape != mask.shape or len(ids) != len(inputs):
             raise PlotError(
@@ -384,7 +356,8 @@ class DecoderSubject(PromptSubject):
             columns.append(self.decoder.largest(h, without=tokens)[0].unsqueeze(1))
         return torch.cat(columns, dim=1)
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Return free memory to the system, where a small budget would feel it."""
         if self.device.type == "cpu":
             give_back(self.memory)
 

@@ -6,7 +6,6 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.layout import LAST
@@ -37,11 +36,12 @@ def refuse_unresumable(subject: DecoderSubject) -> None:
 
 
 @torch.no_grad()
-def check_resumed(subject: DecoderSubject, store: DecoderStore, ids: Tensor, real: Tensor, row: int) -> None:
+def check_resumed(subject: DecoderSubject, store: DecoderStore, row: int) -> None:
     """Resume one prompt under a strong edit and compare with the whole hooked forward."""
     place = next(spot.place for spot in subject._spots.values() if spot.position == LAST)
     edited = store.activations[place.name][row].flip(0)
-    prompt, mask = (t[row : row + 1, -int(store.lengths[row]) :].to(subject.device) for t in (ids, real.long()))
+    ids, real = subject.encoded(store.inputs[row : row + 1])
+    prompt, mask = (t[:, -int(store.lengths[row]) :].to(subject.device) for t in (ids, real.long()))
     with subject._held(), subject.intervene({place.name: lambda _: edited.unsqueeze(0)}):
         whole = subject.decoder.model(input_ids=prompt, attention_mask=mask).logits[0, -1].float()
     expected = torch.stack([whole[list(group)].amax() for group in subject.answers])

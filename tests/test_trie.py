@@ -1,0 +1,164 @@
+"""Prompts that begin alike run as a trie: the same numbers as plain passes, for every family that can be resumed."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from decoders import (
+    ANSWERS,
+    FAMILIES,
+    NAMED,
+    UNNAMED,
+    VOCABULARY,
+    as_answers,
+    hooked,
+    network,
+    relative,
+)
+from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.subjects import DecoderSubject, Recording, record_pairs
+from plot_ot.subjects.decoder import sizes
+from plot_ot.subjects.decoder.pages import NodePages, Pages
+from plot_ot.subjects.decoder.trie import KeptNodes, Trie
+
+EARLY = 5
+"""A token that most prompts share."""
+
+
+def alike(seed: int = 1000, count: int = 24) -> list[list[int]]:
+    """Prompts that branch off a stem at many depths, one that is the beginning of another, and one that comes twice."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(n: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()
+
+    stems = [draw(9), draw(9)]
+    made = [stems[k % 2][: 6 + k % 4] + draw(1 + k % 5) for k in range(count - 3)]
+    return [*made, stems[0][:8], stems[0][:8], draw(4)]
+
+
+PROMPTS = alike()
+ROWS = torch.arange(len(PROMPTS)).unsqueeze(1)
+
+
+def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = [PROMPTS[int(r)] for r in rows[:, 0]]
+    longest = max(map(len, chosen)) + 2
+    ids = [[0] * (longest - len(p)) + p for p in chosen]
+    return torch.tensor(ids), torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in chosen])
+
+
+def position(rows: Tensor) -> Tensor:
+    """The sixth token, or the last of shorter prompts."""
+    return torch.tensor([min(EARLY - len(PROMPTS[int(r)]), -1) for r in rows])
+
+
+def subject_of(model: nn.Module, **options: object) -> DecoderSubject:
+    return DecoderSubject(model, encode, ANSWERS, **options)
+
+
+def counted(subject: DecoderSubject, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of every call of the first block from now on."""
+    tokens: list[int] = []
+    subject.decoder.blocks[0].register_forward_pre_hook(
+        lambda _, args, kwargs: tokens.append((args[0] if args else kwargs["hidden_states"]).shape[:2].numel()),
+        with_kwargs=True,
+    )
+    return tokens
+
+
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plot_ot.subjects.decoder.trie.WORTH_IT", 0.0)
+
+
+def oracle(model: nn.Module, row: int, edits: dict) -> Tensor:
+    tokens = {"early": int(position(torch.tensor([[row]]))[0])}
+    with torch.no_grad(), hooked(model, edits, tokens):
+        return model(input_ids=torch.tensor([PROMPTS[row]])).logits[0, -1].float()
+
+
+# -- the plan ------------------------------------------------------------------------------------------------------
+
+
+def prefixes(prompts: list[list[int]]) -> set[tuple[int, ...]]:
+    return {tuple(p[:n]) for p in prompts for n in range(1, len(p) + 1)}
+
+
+@pytest.mark.parametrize("seed", range(1000, 1005))
+def test_a_trie_has_a_node_for_every_beginning(seed):
+    prompts = alike(seed)
+    longest = max(map(len, prompts)) + 1
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+    real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]).bool()
+    trie = Trie(ids, real)
+    twice = len(prompts) - len({tuple(p) for p in prompts})
+    assert len(trie) == len(prefixes(prompts)) + twice  # a last token is never shared
+    named: dict[int, tuple[int, ...]] = {}
+    for prompt, path, inside in zip(prompts, trie.paths, trie.inside, strict=True):
+        assert inside.sum() == len(prompt)
+        for n, node in enumerate(path[inside].tolist(), start=1):
+            assert named.setdefault(node, tuple(prompt[:n])) == tuple(prompt[:n])
+            assert (trie.token[node], trie.depth[node]) == (prompt[n - 1], n - 1)
+    for budget in (1, 7, 40, 10**6):
+        cut = list(trie.batches(budget))
+        assert torch.equal(torch.cat(cut), trie.order)
+        own = [int((trie.lengths[c] - trie.shared[trie.rank[c]]).sum()) for c in cut]
+        assert sum(own) == len(trie)
+        assert all(n <= budget or len(c) == 1 for n, c in zip(own, cut, strict=True))
+
+
+def test_nodes_that_bases_need_are_numbered_anew():
+    trie = Trie(*(t.bool() if k else t for k, t in enumerate(encode(ROWS))))
+    bases = torch.tensor([3, 0, 21])
+    for last in (False, True):
+        kept = KeptNodes(trie, bases, last)
+        wanted = prefixes([PROMPTS[b][: len(PROMPTS[b]) if last else -1] for b in bases.tolist()])
+        assert kept.count == len(wanted)
+        numbers = [n for start in range(len(trie)) for n in _numbers(kept, start, start + 1)]
+        assert numbers == list(range(kept.count))
+        first, some = kept.among(0, len(trie))
+        assert first == 0
+        assert len(torch.arange(len(trie))[some]) == kept.count
+
+
+def _numbers(kept: KeptNodes, start: int, end: int) -> list[int]:
+    first, some = kept.among(start, end)
+    return [first + k for k in range(len(torch.arange(end - start)[some]))]
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *NAMED, *UNNAMED])
+def test_a_trie_records_and_resumes_as_plain_forwards_do(family, monkeypatch):
+    monkeypatch.setitem(sizes.RECORDED_AT_ONCE, "cpu", 30)  # many batches, each with something carried over
+    monkeypatch.setattr(sizes, "LEAST_AT_ONCE", 30)
+    model = network(family)
+    subject = subject_of(model, positions={"early": position}, layers=[1, 3])
+    base, source = ROWS[::2], ROWS[1::2]
+    tokens = counted(subject, monkeypatch)
+    [recording] = record_pairs(subject, (base, source))
+    store, trie = recording.store, Trie(*(t.bool() if k else t for k, t in enumerate(encode(ROWS))))
+    looked = 2 * trie.paths.shape[1] + 1
+    assert sum(tokens[:-1]) - looked == len(trie) < 0.6 * int(trie.lengths.sum())  # then one prompt is checked
+    expected = torch.stack([oracle(model, int(r), {}) for r in store.inputs[:, 0]])
+    assert relative(store.outputs, as_answers(expected)) < 1e-5
+    assert torch.equal(store.top_token, expected.argmax(dim=1))
+    never(monkeypatch)
+    [plain] = record_pairs(subject_of(model, positions={"early": position}, layers=[1, 3]), (base, source))
+    assert [type(p) for p in (_pages(recording), _pages(plain))] == [NodePages, Pages]
+    for place in subject.places:
+        assert relative(store.activations[place.name], plain.store.activations[place.name]) < 1e-5
+        edit = EditBatch(
+            place, Frame.identity(place.width), torch.stack([torch.zeros(place.width), torch.ones(place.width)])
+        )
+        found = respond(recording, [edit])
+        whole = [
+            oracle(model, int(b), {place.name: lambda _, a=a: a})
+            for b, a in zip(base[:, 0], recording.source_at(place), strict=True)
+        ]
+        assert relative(found[1], as_answers(torch.stack(whole))) < 2e-5
+
+
+def _pages(recording: Recording) -> NodePages | Pages:
+    return recording.store.prefixes[0]._pages[0]
