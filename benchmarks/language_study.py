@@ -20,7 +20,7 @@ from plot_ot.files.run_reading import Reading
 from plot_ot.files.writing import Json
 from plot_ot.models.named import shipped_adapters
 from plot_ot.models.tiny import TINY
-from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
+from plot_ot.report.tables import average_by_seed, mean_sd, methods_in, stretch_of
 
 Planted = Mapping[str, Sequence[int]]
 """variable -> the blocks where it was planted."""
@@ -124,6 +124,7 @@ def paper_rows(results: Json, variables: Sequence[str]) -> list[str]:
                 f"`{method}`",
                 *cells,
                 f"**{mean_sd(list(average_by_seed(results, method).values()), 4)}**",
+                stretch_of(results, method),
                 f"{fmean(vocabulary):.3f}" if vocabulary else "-",
                 f"{fmean(elsewhere):.3f}" if elsewhere else "-",
                 mean_sd(seconds, 1),
@@ -132,7 +133,7 @@ def paper_rows(results: Json, variables: Sequence[str]) -> list[str]:
         )
     head = [x for v in variables for x in (f"{v} sens.", f"{v} inv.")]
     return markdown(
-        ["method", *head, "average", "over the vocabulary", "transfer", "seconds", "block/size"],
+        ["method", *head, "average", "stretch", "over the vocabulary", "transfer", "seconds", "block/size"],
         rows,
     )
 

@@ -28,13 +28,11 @@ from pages import markdown
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.naturalness import naturalness
-from plot_ot.methods import COARSE, Method, MethodKind
+from plot_ot.methods import Method, MethodKind
 from plot_ot.models.named import default_cache
 from plot_ot.report.tables import mean_sd
-from plot_ot.sites import whole_places
 from plot_ot.stages.calibrate import correct
-from plot_ot.stages.choose import SelectPlaces, TrainDas
-from plot_ot.stages.coupling import Localize
+from plot_ot.stages.choose import Best, TrainDas
 from plot_ot.studies.study import Study
 from plot_ot.studies.task import SeedFailed, Task
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality
@@ -55,16 +53,19 @@ NETWORKS: dict[str, tuple[str, Callable[[], Task]]] = {
 
 
 def methods(task: Task) -> dict[str, Method]:
-    """The task's own methods; hierarchical equality has no oblique DAS and no Stage A of its own."""
+    """The task's own methods; hierarchical equality has no oblique DAS, nor one at the layer that transport chooses."""
     found = dict(task.methods())
+    if "plot-layered" not in found:
+        return found
     das = next(stage for stage in found["das"].stages if isinstance(stage, TrainDas))
     oblique = replace(das, spec=replace(das.spec, optimiser="oblique", rate=0.02))
-    stage_a = Localize((whole_places,), COARSE), SelectPlaces(shortlist=2)
+    there = Best(((),))  # only where the handles are
+    stages = (*found["plot-layered"].stages, there, das)
     own = [
-        Method("plot-das", "one place by transport, then DAS there", (*stage_a, das), MethodKind.DAS),
+        Method("plot-das", "plot-layered, then DAS at the layer it chose", stages, MethodKind.DAS),
         Method("das-oblique", "full DAS with reading and writing apart", (oblique,), MethodKind.DAS),
     ]
-    return {**{m.name: m for m in own}, **found}
+    return {**found, **{m.name: m for m in own}}
 
 
 def unit(network: str, seed: int) -> Json:

@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 
 from plot_ot.files.run_reading import Reading, read_run
 from plot_ot.files.writing import Json
-from plot_ot.report.tables import average_by_seed, banks_in, mean_sd, methods_in
+from plot_ot.report.tables import average_by_seed, banks_in, mean_sd, methods_in, stretch_of
 
 
 def run_study(task: str, options: Sequence[str], out: Path) -> Reading:
@@ -34,7 +34,7 @@ def which_seeds(results: Json) -> str:
 
 
 def accuracy_rows(results: Json) -> list[str]:
-    """One row per method: every bank, the average, full patch and seconds."""
+    """One row per method: every bank, the average, the stretch of edited states, full patch and seconds."""
     banks = banks_in(results)
     rows = []
     for method in methods_in(results):
@@ -53,12 +53,13 @@ def accuracy_rows(results: Json) -> list[str]:
                 f"`{method}`",
                 *cells,
                 f"**{average}**",
+                stretch_of(results, method),
                 f"{fmean(patch):.3f}" if patch else "-",
                 f"{fmean(sizes):.1f}" if sizes else "-",
                 mean_sd(seconds, 2),
             ]
         )
-    head = ["method", *(f"{v} {b[:4]}." for v, b in banks), "average", "full patch", "size", "seconds"]
+    head = ["method", *(f"{v} {b[:4]}." for v, b in banks), "average", "stretch", "full patch", "size", "seconds"]
     return markdown(head, rows)
 
 

@@ -64,6 +64,26 @@ def test_writing_along_a_dormant_direction_stands_out(recording):
     assert naturalness(handle(recording, E1, E3), recording, moved).stretch > 5
 
 
+def test_of_several_places_the_most_stretched_counts():
+    """At a later place the state is the run's own, as edited before: what the first edit does there counts, too."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+    )
+    rows = torch.tensor([[x, y, z] for x in (0, 1) for y in (0, 1) for z in range(16)])
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    bank = Bank.from_pairs(causal(), rows, rows[order], variables=("A", "B"))
+    recorded = record(MLPSubject(net), bank)[0]
+    first, second = recorded.subject.places
+    plain = Edit(first, Frame.identity(4), torch.ones(4))
+    strange = Edit(second, Frame.oblique(rand(2, 5, 1), rand(3, 5, 1)), torch.full((1,), 30.0))
+    both = Handle("A", (plain, strange), recorded.subject.identity())
+    alone = naturalness(Handle("A", (plain,), both.subject), recorded, recorded)
+    found = naturalness(both, recorded, recorded)
+    assert found.stretch == pytest.approx(alone.stretch, rel=1e-3)  # after a whole patch nothing differs any more
+    half = replace(plain, gains=torch.full((4,), 0.5))
+    assert naturalness(replace(both, edits=(half, strange)), recorded, recorded).stretch > 3
+
+
 def test_the_stretch_does_not_depend_on_units(recording):
     """Mahalanobis lengths are the same in other coordinates of the whole space, up to the ridge."""
     before = naturalness(handle(recording, E1, E1), recording, recording).stretch
