@@ -405,6 +405,17 @@ def test_a_variable_that_others_determine_has_no_family_alone():
     assert Counter(bank.families[f] for f in bank.family) == {"none": 3, "p+q": 3, "p+r": 3, "q+r": 3}
 
 
+def test_pairs_that_change_nothing_are_asked_for_only_where_there_are_some():
+    causal = CausalModel(["a", "b"], {"p": lambda a: a, "q": lambda b: b, "y": lambda p, q: p * 2 + q}, "y")
+    pool = torch.tensor(list(product(range(3), repeat=2)))  # every row has values of its own
+    bank = draw_pairs(causal, pool, "balanced", 30, torch.Generator().manual_seed(0))
+    assert Counter(bank.families[f] for f in bank.family) == {"p": 10, "q": 10, "p+q": 10}
+    twice = CausalModel(["a", "b", "unused"], causal.mechanisms, "y")
+    pool = torch.tensor([*[(a, b, 0) for a, b in pool.tolist()], (0, 0, 1)])  # one other row with the values of a first
+    found = draw_pairs(twice, pool, "balanced", 8, torch.Generator().manual_seed(0))
+    assert Counter(found.families[f] for f in found.family) == {"none": 2, "p": 2, "q": 2, "p+q": 2}
+
+
 def test_pairs_are_spread_over_a_large_pool_in_random_order():
     """Of so many pairs the first of a shuffled order are taken: bases and sources from all over the pool."""
     pool = torch.tensor(list(product(range(5), repeat=4)))

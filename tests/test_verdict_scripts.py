@@ -70,7 +70,7 @@ def test_everything_met_is_placed_and_compact_and_every_gate_is_in_the_table(ben
         ({"handle": 0.7, "random": 0.65, "rebuilt": 0.7}, UNDECIDED, HANDLES),
         ({"handle": 0.7, "copied": 0.69, "rebuilt": 0.7}, ABSENT, SOURCE),
         # by the handle, or by what is left of it when it is made of what is used
-        ({"handle": 0.6, "copied": 0.53, "rebuilt": 0.7}, IN_PART, SOURCE),
+        ({"handle": 0.6, "copied": 0.53, "rebuilt": 0.7}, IN_PART, WORKS),
         ({"handle": 0.7, "rebuilt": 0.55}, IN_PART, READS),
         ({"handle": 0.79, "rebuilt": 0.7}, IN_PART, READS),
         ({"handle": 0.7, "rebuilt": 0.36}, DECODABLE, READS),  # less than half of it, or nearly

@@ -163,8 +163,9 @@ def judge(
         "base_inputs": boot.shape[0],
         **numbers,
     }
-    status = decide(table, worked, small, honest is not None and honest.in_part)
-    part = honest.accuracy if honest is not None and honest.in_part else accuracy
+    status, part = decide(table, worked, small), accuracy
+    if honest is not None and honest.in_part and status is not Status.IN_PART:
+        status, part = decide(table, worked, small, in_part=True), honest.accuracy
     sentence = _sentence(handle, status, table, part, found, numbers)
     return Verdict(variable, status, sentence, numbers, (*table, small), tuple(notes))
 

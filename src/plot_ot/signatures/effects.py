@@ -110,8 +110,10 @@ class Signatures:
     @property
     def replicates(self) -> list[list[Signatures]]:
         """The signatures without each fold of pairs in turn (and without each part of shared random projections)."""
-        parts = self.pooled.left_out if self.pooled else ()
-        return [[measure(self.variables, self.family, self.spec, Pooled(m, (), self.noise)) for m in p] for p in parts]
+        if self.pooled is None:
+            return []
+        parts = [[replace(self.pooled, whole=m, left_out=()) for m in some] for some in self.pooled.left_out]
+        return [[measure(self.variables, self.family, self.spec, p) for p in some] for some in parts]
 
     @property
     def spread(self) -> Float[Tensor, "m n"] | None:
@@ -129,8 +131,8 @@ class Signatures:
         w = torch.tensor([weights[f] for f in families][: len(self.pooled.whole.uu)], dtype=torch.float64)
         w = w * self.pooled.whole.present.sum() / w[self.pooled.whole.present].sum().clamp(min=1e-300)
         parts = tuple(tuple(m.weighted(w) for m in some) for some in self.pooled.left_out)
-        pooled = Pooled(self.pooled.whole.weighted(w), parts, self.noise)
-        found = measure(self.variables, self.family, self.spec, pooled, w)
+        pooled = Pooled(self.pooled.whole.weighted(w), parts, self.noise, w)
+        found = measure(self.variables, self.family, self.spec, pooled)
         return replace(found, exact=self.exact, agreement=self.agreement, weights=dict(weights))
 
 
@@ -308,14 +310,8 @@ def _fold_of_class(folds: Int[Tensor, " pairs"], distinct: Distinct) -> Int[Tens
     return folds.new_zeros(len(distinct.once)).index_copy(0, distinct.of_pair.cpu(), folds)
 
 
-def measure(
-    names: tuple[str, ...],
-    family: SiteFamily,
-    spec: SignatureSpec,
-    pooled: Pooled,
-    weights: Float[Tensor, " f"] | None = None,
-) -> Signatures:
-    """Costs and angles from inner products; `weights` are the families' where they are not equal."""
+def measure(names: tuple[str, ...], family: SiteFamily, spec: SignatureSpec, pooled: Pooled) -> Signatures:
+    """Costs and angles from inner products."""
     m: Moments = pooled.whole
     uv, uu, vv = m.uv.sum(dim=0), m.uu.sum(dim=0), m.vv.sum(dim=0)
     row_norms, column_norms = uu.sqrt(), vv.sqrt()
@@ -327,7 +323,7 @@ def measure(
         cost = 2 - 2 * cosine  # a dead site has cosine 0: as far away as an unrelated one, not nearer
     else:
         # a family's weight scales its block after normalising: u·v/(|u||v|) does not see it
-        w = m.present.double() if weights is None else weights * m.present
+        w = m.present.double() if pooled.weights is None else pooled.weights * m.present
         norms = m.uu.sqrt().clamp(min=1e-12)[:, :, None] * m.vv.sqrt().clamp(min=floor)[:, None]
         cost = (w[:, None, None] * (2 - 2 * m.uv / norms)).sum(dim=0)
     return Signatures(names, family, spec, cost.clamp(min=0), cosine, row_norms, column_norms, pooled.noise, pooled)

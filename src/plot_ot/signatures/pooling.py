@@ -50,6 +50,8 @@ class Pooled:
     left_out: tuple[tuple[Moments, ...], ...] = ()
     """Per source of error (pairs, and random projections that all pairs share) one entry for every part left out."""
     noise: float = 0.0
+    weights: Float[Tensor, " f"] | None = None
+    """The families' weights, where they are not equal; the moments have them already."""
 
     def with_columns(self, at: Sequence[int], other: Pooled) -> Pooled:
         """The same moments with some sites replaced by another measurement of them, on the same folds."""
@@ -57,7 +59,8 @@ class Pooled:
             tuple(a.with_columns(at, b) for a, b in zip(mine, theirs, strict=True))
             for mine, theirs in zip(self.left_out, other.left_out, strict=True)
         ]
-        return Pooled(self.whole.with_columns(at, other.whole), tuple(parts), max(self.noise, other.noise))
+        whole, noise = self.whole.with_columns(at, other.whole), max(self.noise, other.noise)
+        return replace(self, whole=whole, left_out=tuple(parts), noise=noise)
 
 
 def jackknife(left_out: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
