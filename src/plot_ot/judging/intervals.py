@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +16,27 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank
 
 DRAWS = 1000
-LOW, HIGH = 0.025, 0.975
+MOST_DRAWS = 5000
+ERROR = 0.05
+"""How often an interval may miss, unless `missing_at_most` says otherwise."""
+_error: ContextVar[float] = ContextVar("error", default=ERROR)
+
+
+@contextmanager
+def missing_at_most(error: float) -> Iterator[None]:
+    """While open, intervals may miss with this probability: who looks several times spends 5 % over the looks."""
+    token = _error.set(error)
+    try:
+        yield
+    finally:
+        _error.reset(token)
+
+
+def _ends(drawn: Float[ndarray, " draws"]) -> tuple[float, float]:
+    """The percentiles of some draws between which an interval lies."""
+    tail = _error.get() / 2
+    low, high = (float(q) for q in np.quantile(drawn, (tail, 1 - tail)))
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -37,19 +61,19 @@ class Interval:
     @classmethod
     def of(cls, value: float, drawn: Float[ndarray, " draws"], bases: int) -> Interval:
         """The percentile interval of some draws."""
-        low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
-        return cls(value, low, high, bases)
+        return cls(value, *_ends(drawn), bases)
 
 
 def rule_of_three(bases: int) -> float:
-    """The share that an event never seen in so many independent inputs may still have (at 95 %)."""
-    return min(1.0, 3 / bases)
+    """The share that an event never seen in so many independent inputs may still have: three in them, at 95 %."""
+    return min(1.0, 3 * math.log(_error.get()) / math.log(ERROR) / bases)
 
 
 class Bootstrap:
     """Resamples the base inputs of a bank; the same draws for every method, so differences are paired."""
 
-    def __init__(self, bank: Bank, draws: int = DRAWS) -> None:
+    def __init__(self, bank: Bank, draws: int | None = None) -> None:
+        draws = draws or min(MOST_DRAWS, round(DRAWS * max(1.0, ERROR / _error.get())))
         groups = bank.base_groups().numpy()
         present, family = np.unique(bank.family.numpy(), return_inverse=True)
         self.families = tuple(bank.families[f] for f in present)
@@ -109,6 +133,6 @@ class Bootstrap:
 
 def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
     """The interval of a share: between 0 and 1, and with no variation to resample the rule of three decides."""
-    low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
+    low, high = _ends(drawn)
     unseen = rule_of_three(bases)
     return Accuracy(mean, pairs, min(low, 1 - unseen), max(high, unseen))
