@@ -155,19 +155,26 @@ def localize(
     cluster (`plot_ot.engine.ray_engine.RayEngine`). The verdict's random handles come from the same search, and
     `controls="full"` also tries the method on a re-initialised network. Terminals and notebooks show the stage it is
     at, unless `progress` is False.
+
+    `budget="auto"` answers as early as it can: from inputs, banks of 64 pairs are drawn, then of twice as many, and so
+    on up to `size`, until every variable has its answer. The error is spent over these looks, what was recorded for one
+    is kept for the next, and `result.looks` lists them. Two fifths of the inputs then fit, one calibrates, and two
+    test. The provisional answer of each look stands beside the progress, and `progress`, where it is a function, is
+    given it. `budget=N` is banks of N pairs, as `size=N` is.
     """
-    seed, waited = running.check_seed(seed), {"loading": 0.0}
-    tokenizer, sources, text = None, {}, False
+    begun, waited = time.perf_counter(), {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
-    given = read_given(hypothesis, pairs)  # all values are known before the answers are checked
+    tokenizer, sources = None, {}
     if isinstance(subject, LanguageModel):
-        waited["loading"], tokenizer, text = subject.loading, subject.tokenizer, True
-        sources["tokenizer"] = subject.tokenizer_digest
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError("A language model needs a Hypothesis with a template and answers, not a bare CausalModel.")
+        tokenizer, sources["tokenizer"] = subject.tokenizer, subject.tokenizer_digest
+        given = read_given(hypothesis, pairs)  # all values are known before the answers are checked
         subject = bind(subject, hypothesis, **options)
-    elif options:
-        unknown("option", next(iter(options)), ("method", "readout", "size", "budget", "seed"))
+    else:
+        if options:
+            unknown("option", next(iter(options)), ("method", "readout", "size", "budget", "seed"))
+        given = read_given(hypothesis, pairs)
     language = isinstance(subject, DecoderSubject)
     question = Question(
         subject,
@@ -176,16 +183,16 @@ def localize(
         as_readout(readout or ("logits" if language else "softmax")),
         SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec(),
         name,
-        seed,
+        running.check_seed(seed),
         controls,
         engine,
-        tokenizer if text else None,
+        tokenizer,
         sources,
     )
-    early, size = pairs_per_bank(budget, size, 200 if language else 1000)
+    early, pairs_each = pairs_per_bank(budget, size, 200 if language else 1000)
     if early:
-        return answer_early(question, given, size, waited, progress)
-    return answer(question, given, size, waited, bool(progress))
+        return answer_early(question, given, pairs_each, waited, begun, progress)
+    return answer(question, given, pairs_each, waited, begun, bool(progress))
 
 
 def run_study(

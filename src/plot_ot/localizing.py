@@ -151,9 +151,11 @@ def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
 # -- banks of one size --------------------------------------------------------------------------------------------
 
 
-def answer(question: Question, given: Given, size: int, waited: dict[str, float], progress: bool) -> Result:
-    """The answer from banks of one size."""
-    begun, generator = time.perf_counter(), torch.Generator().manual_seed(question.seed)
+def answer(
+    question: Question, given: Given, size: int, waited: dict[str, float], begun: float, progress: bool
+) -> Result:
+    """The answer from banks of one size; what came before `begun` has been `waited` for already."""
+    generator = torch.Generator().manual_seed(question.seed)
     with shown(progress, question.method.steps + OTHER_STEPS):
         if isinstance(given, Splits):
             splits, said = given, "the banks are as given"
@@ -228,6 +230,7 @@ def answer_early(
     given: Given,
     most: int,
     waited: Mapping[str, float],
+    begun: float,
     progress: bool | Callable[[Result], None],
 ) -> Result:
     """The answer from banks that grow, up to so many pairs, until every variable has its answer (`studies.looks`).
@@ -252,13 +255,13 @@ def answer_early(
     generator = torch.Generator().manual_seed(question.seed)
     banks = GrowingBanks(question.causal, given, right, generator)
     taken: list[Result] = []
-    steps = question.method.steps + OTHER_STEPS
-    with shown(bool(progress), steps):
+    with shown(bool(progress), question.method.steps + OTHER_STEPS):
         for look in looks(most):
-            found = _look(question, banks, recording, look, waited if not taken else {})
-            if found is None:
+            found = _look(question, banks, recording, look, waited, begun)
+            if found is None:  # what it took is part of the next look
                 continue
             taken.append(found)
+            waited, begun = {}, time.perf_counter()
             before = _statuses(taken[-2]) if len(taken) > 1 else {}
             if look.last or banks.exhausted or settled(_statuses(found), before):
                 break
@@ -269,10 +272,14 @@ def answer_early(
 
 
 def _look(
-    question: Question, banks: GrowingBanks, recording: GrowingRecording, look: Look, waited: Mapping[str, float]
+    question: Question,
+    banks: GrowingBanks,
+    recording: GrowingRecording,
+    look: Look,
+    waited: Mapping[str, float],
+    begun: float,
 ) -> Result | None:
     """One look; None where the inputs so far offer no pairs of some kind, and there are more."""
-    begun = time.perf_counter()
     announce(f"answers of the network, for {look.size} pairs")
     banks.grow(look.rows)
     taken = {**waited, "filtering": 0.0, "recording": time.perf_counter() - begun}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -80,9 +81,7 @@ class Bootstrap:
         self.shape = (int(groups.max()) + 1, len(present))
         self.cell = groups * len(present) + family
         count = self._per_cell(np.ones(len(groups)))
-        even = np.full(self.shape[0], 1 / self.shape[0])
-        drawn = np.random.default_rng(0).multinomial(self.shape[0], even, size=draws)
-        self.weights = drawn.astype(np.float32)
+        self.weights = _drawn(self.shape[0], draws)
         self.sizes = self.weights @ count
         self.count, self.bases = count.sum(axis=0), (count > 0).sum(axis=0)
 
@@ -129,6 +128,13 @@ class Bootstrap:
             drawn = draws[some, f] / self.sizes[some, f]
             found[name] = _accuracy(float(sums[f] / self.count[f]), drawn, int(self.count[f]), int(self.bases[f]))
         return found
+
+
+@lru_cache(maxsize=4)
+def _drawn(bases: int, draws: int) -> Float[ndarray, "draws bases"]:
+    """How often each base input is in every draw; the same for banks of as many inputs."""
+    even = np.full(bases, 1 / bases)
+    return np.random.default_rng(0).multinomial(bases, even, size=draws).astype(np.float32)
 
 
 def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
