@@ -8,7 +8,7 @@ import plot_ot
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.engine import InProcess, record_shared
 from plot_ot.engine.growing import GrowingRecording
-from plot_ot.judging.intervals import Bootstrap, Interval, missing_at_most, rule_of_three
+from plot_ot.judging.intervals import Bootstrap, Interval, at_most, missing_at_most
 from plot_ot.judging.status import Status
 from plot_ot.studies.looks import FIRST, SPENT, looks, settled
 from plot_ot.subjects.protocol import record
@@ -38,11 +38,11 @@ def test_intervals_widen_as_less_may_miss_and_are_the_usual_ones_otherwise():
     drawn = np.linspace(0, 1, 10_001)
     usual = Interval.of(0.5, drawn, 50)
     assert (usual.low, usual.high) == pytest.approx((0.025, 0.975))
-    assert rule_of_three(30) == 0.1
+    assert at_most(0.0, 30) == 0.1
     with missing_at_most(0.01):
         wide = Interval.of(0.5, drawn, 50)
         assert (wide.low, wide.high) == pytest.approx((0.005, 0.995))
-        assert (1 - rule_of_three(1000)) ** 1000 == pytest.approx(0.01, rel=0.05)  # what it promises
+        assert (1 - at_most(0.0, 1000)) ** 1000 == pytest.approx(0.01, rel=0.05)  # what it promises
     assert Interval.of(0.5, drawn, 50) == usual
     bank = Pairs(np.arange(40), np.zeros(40, dtype=np.int64), 1)
     with missing_at_most(0.01):

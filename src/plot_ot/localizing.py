@@ -198,6 +198,7 @@ def _judged(
     notes = [*notes, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": q.task, "subject": q.name, "methods": [method.name], "seeds": [q.seed], "size": size}
+    config |= {"readout": q.readout.name, "controls": q.controls}  # methods that differ in these are not one table
     took = unit["runtimes"][0]
     waited |= {
         "recording": waited.get("recording", 0.0) + study.recording_seconds,

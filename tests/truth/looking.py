@@ -107,7 +107,7 @@ def _judged(
     right, control = (rng.random(count) < of[name][changing.base] for name in ("right", "control"))
     kept = rng.random(count) < of["kept"][keeping.base]
     accuracy = boot.accuracy(torch.from_numpy(right), balanced=True)
-    worked = gates.works(accuracy, boot.balanced_bases, boot.shape[0])
+    worked = gates.works(accuracy, boot.balanced_bases)
     invariance = boot_kept.accuracy(torch.from_numpy(kept), balanced=True)
     table = [
         gates.beats("the control", boot.interval(right.astype(float) - control)),

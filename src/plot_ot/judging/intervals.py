@@ -20,6 +20,8 @@ DRAWS = 1000
 MOST_DRAWS = 5000
 ERROR = 0.05
 """How often an interval may miss, unless `missing_at_most` says otherwise."""
+MOST_FAMILIES = 10
+"""Up to so many families every set of them is looked at."""
 _error: ContextVar[float] = ContextVar("error", default=ERROR)
 
 
@@ -65,9 +67,44 @@ class Interval:
         return cls(value, *_ends(drawn), bases)
 
 
-def rule_of_three(bases: int) -> float:
-    """The share that an event never seen in so many independent inputs may still have: three in them, at 95 %."""
-    return min(1.0, 3 * math.log(_error.get()) / math.log(ERROR) / bases)
+def at_most(share: float, bases: float) -> float:
+    """The largest share of an event that was seen on this share of so many independent inputs.
+
+    It is right at 95 %, or at what `missing_at_most` asks for.
+
+    The exact (Clopper-Pearson) bound, a quantile of Beta(seen + 1, not seen), and for an event that was never seen the
+    rule of three: 3 in so many inputs, or in general -ln of the error. A bootstrap of few events is too sure of itself;
+    of many, it is the wider one.
+    """
+    seen = max(0.0, share * bases)
+    if bases - seen < 1:  # seen on all inputs, or all but a part of one
+        return 1.0
+    reach = 8 * ((share * (1 - share) + 1 / bases) / bases) ** 0.5
+    x = np.linspace(max(0.0, share - reach), min(1.0, share + reach), 4001)
+    x = (x[1:] + x[:-1]) / 2
+    log = seen * np.log(x) + (bases - seen - 1) * np.log1p(-x)
+    chance = np.exp(log - log.max()).cumsum()
+    unseen = 3 * math.log(_error.get()) / math.log(ERROR)
+    return max(min(1.0, unseen / bases), float(np.interp(1 - _error.get(), chance / chance[-1], x)))
+
+
+def independent_inputs(inside: Bool[ndarray, "bases families"]) -> float:
+    """How many independent inputs stand behind a mean over families, told which inputs each family has.
+
+    An input may be wrong in some families S at once. Its share of the mean is |S| of all families, and it was looked
+    for among the inputs of S together: F |N(S)| / |S| inputs, for the worst S. Families that share no input count in
+    full, families of the same inputs once.
+    """
+    families = inside.shape[1]
+    if families > MOST_FAMILIES:  # too many sets: a bound, in which the families of a set have the inputs of one
+        sizes = np.sort(inside.sum(axis=0))
+        return float((families * sizes / np.arange(1, families + 1)).min())
+    code = inside @ (1 << np.arange(families))
+    count = np.bincount(code, minlength=1 << families)
+    sets = np.arange(1, 1 << families)
+    reached = ((sets[:, None] & np.arange(1 << families)) > 0) @ count
+    members = sum((sets >> f) & 1 for f in range(families))
+    return float((families * reached / members).min())
 
 
 class Bootstrap:
@@ -84,11 +121,8 @@ class Bootstrap:
         self.weights = _drawn(self.shape[0], draws)
         self.sizes = self.weights @ count
         self.count, self.bases = count.sum(axis=0), (count > 0).sum(axis=0)
-
-    @property
-    def balanced_bases(self) -> int:
-        """Independent inputs behind a mean over families: what was never seen may at worst hide in the smallest."""
-        return int(self.bases.min()) * len(self.families)
+        self.balanced_bases = int(independent_inputs(count > 0))
+        """Independent inputs behind a mean over families, those that families share counted once."""
 
     def _per_cell(self, values: Float[ndarray, " pairs"]) -> Float[ndarray, "bases families"]:
         cells = self.shape[0] * self.shape[1]
@@ -138,7 +172,6 @@ def _drawn(bases: int, draws: int) -> Float[ndarray, "draws bases"]:
 
 
 def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
-    """The interval of a share: between 0 and 1, and with no variation to resample the rule of three decides."""
+    """The interval of a share: that of the draws, or where too little varies to resample, the exact one."""
     low, high = _ends(drawn)
-    unseen = rule_of_three(bases)
-    return Accuracy(mean, pairs, min(low, 1 - unseen), max(high, unseen))
+    return Accuracy(mean, pairs, min(low, 1 - at_most(1 - mean, bases)), max(high, at_most(mean, bases)))

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from plot_ot.judging.status import Status
 
-SPENT = 0.008
+SPENT = 0.02
 """How often the interval that is reported may miss, all looks together, by the bootstrap's own count. It is far less
 than the 5 % of a single look, because that count is optimistic with few inputs and because no more than one study in a
 hundred may be called placed by mistake, also where the truth lies just below a bound (docs/trust.md has the rates)."""
 FIRST = 64
 """Fit pairs of the first look; the next ones have twice as many each."""
-TESTS = 3
+TESTS = 4
 """Test pairs per fit pair: a verdict mostly waits for these."""
 ROWS = 3
 """Inputs per fit pair that a look draws its pairs from."""
