@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.judging.intervals import DRAWS, HIGH, LOW, Accuracy, Bootstrap, Interval, at_most, independent_inputs
+from plot_ot.judging.intervals import DRAWS, ERROR, Accuracy, Bootstrap, Interval, at_most, independent_inputs
 from test_verdict import ROWS, xor_model
 
 FAMILIES = ("a", "b", "c")
+LOW, HIGH = ERROR / 2, 1 - ERROR / 2
 
 
 def bank_of(bases: list[int], families: list[int]) -> Bank:
@@ -109,7 +110,7 @@ def test_plain_and_familywise_shares_are_those_of_a_loop():
 
 
 def test_the_ends_of_an_interval_are_the_outer_fortieths_of_a_thousand_draws():
-    assert (DRAWS, LOW, HIGH) == (1000, 0.025, 0.975)
+    assert (DRAWS, ERROR) == (1000, 0.05)
     found = Interval.of(0.5, np.linspace(0, 1, 1001), 10_000)
     assert (found.low, found.high, found.value, found.bases) == (
         pytest.approx(0.025),

@@ -7,47 +7,33 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
-import torch
-from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from plot_ot.abstract.banks import Bank, Splits
-from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.pairs import PairTable, read_pairs
-from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine
-from plot_ot.engine.watching import announce
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.files.run_reading import Reading
-from plot_ot.handles import Handle
-from plot_ot.judging.verdict import Verdict
-from plot_ot.methods import Method, MethodKind, layered, progressive, random_like, random_progressive
+from plot_ot.localizing import METHODS as METHODS
+from plot_ot.localizing import Question, answer, answer_early, pairs_per_bank, read_given
+from plot_ot.methods import Method
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
-from plot_ot.stages.choose import TrainDas
 from plot_ot.studies import running
-from plot_ot.studies.identity import method_digest, unit_of
-from plot_ot.studies.prepared import Prepared, Wording
 from plot_ot.studies.running import Progress
-from plot_ot.studies.showing import shown
-from plot_ot.studies.study import Study
 from plot_ot.studies.task import Task
-from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, SequentialSubject, Subject
+from plot_ot.subjects import MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal_subject import CausalSubject
 from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.tasks import TASKS
 
 Places = Mapping[str, str] | Sequence[str]
 """Names of submodules (or variables) to look at, or what to call each: name."""
-METHODS = ("plot", "plot-das", "plot-layered", "das")
-OTHER_STEPS = 5
-"""Steps besides the stages of a method: the network's answers, recording, tests, random handles."""
 
 
 @overload
@@ -149,10 +135,11 @@ def localize(
     method: str | Method = "plot",
     readout: str | Readout | None = None,
     size: int | None = None,
+    budget: int | Literal["auto"] | None = None,
     seed: int = 0,
     engine: Engine | None = None,
     controls: str = "standard",
-    progress: bool = True,
+    progress: bool | Callable[[Result], None] = True,
     **options: Any,
 ) -> Result:
     """Where in `subject` do the variables of `hypothesis` live, and what handle controls each?
@@ -168,74 +155,44 @@ def localize(
     cluster (`plot_ot.engine.ray_engine.RayEngine`). The verdict's random handles come from the same search, and
     `controls="full"` also tries the method on a re-initialised network. Terminals and notebooks show the stage it is
     at, unless `progress` is False.
+
+    `budget="auto"` answers as early as it can: from inputs, banks of 64 pairs are drawn, then of twice as many, and so
+    on up to `size`, until every variable has its answer. The error is spent over these looks, what was recorded for one
+    is kept for the next, and `result.looks` lists them. Two fifths of the inputs then fit, one calibrates, and two
+    test. The provisional answer of each look stands beside the progress, and `progress`, where it is a function, is
+    given it. `budget=N` is banks of N pairs, as `size=N` is.
     """
-    text = isinstance(hypothesis, Hypothesis) and isinstance(subject, LanguageModel)
+    begun, waited = time.perf_counter(), {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
-    tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
-    seed, sources = running.check_seed(seed), {}
-    waited, begun = {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}, time.perf_counter()
+    tokenizer, sources = None, {}
     if isinstance(subject, LanguageModel):
-        sources["tokenizer"] = subject.tokenizer_digest
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError("A language model needs a Hypothesis with a template and answers, not a bare CausalModel.")
-        given = _read(hypothesis, pairs)  # all values are known before the answers are checked
+        tokenizer, sources["tokenizer"] = subject.tokenizer, subject.tokenizer_digest
+        given = read_given(hypothesis, pairs)  # all values are known before the answers are checked
         subject = bind(subject, hypothesis, **options)
     else:
         if options:
-            unknown("option", next(iter(options)), ("method", "readout", "size", "seed"))
-        given = _read(hypothesis, pairs)
-    causal = hypothesis.causal if isinstance(hypothesis, Hypothesis) else hypothesis
+            unknown("option", next(iter(options)), ("method", "readout", "size", "budget", "seed"))
+        given = read_given(hypothesis, pairs)
     language = isinstance(subject, DecoderSubject)
-    readout = as_readout(readout or ("logits" if language else "softmax"))
-    spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
-    chosen = _method(method, subject, len(causal.variables), spec)
-    generator = torch.Generator().manual_seed(seed)
-    size = size or (200 if language else 1000)
-    said = "the banks are as given"
-    with shown(progress, chosen.steps + OTHER_STEPS):
-        if isinstance(given, Splits):
-            splits = given
-        else:
-            announce("answers of the network")
-            right = _spoken_right(subject, hypothesis, tokenizer) if text else _right(subject, causal, readout)
-            if isinstance(given, Pairs):
-                splits, said = from_pairs(causal, given, right, generator)
-            else:
-                splits, said = from_inputs(causal, given, right, size, generator)
-        waited["filtering"] = time.perf_counter() - begun
-        wording = None
-        if text and isinstance(hypothesis, Hypothesis) and isinstance(subject, DecoderSubject):
-            wording = Wording(hypothesis.render, hypothesis.answers, subject.watching(rest=True))
-        task = hypothesis.name if isinstance(hypothesis, Hypothesis) else "localize"
-        prepared = Prepared(
-            task, name, seed, subject, splits, readout, wording=wording, sources=sources, controls=controls
-        )
-        study = Study(prepared, engine)
-        places = subject.places
-
-        def at_random(draw: int) -> Method:
-            return random_like(method, draw, places) if isinstance(method, Method) else random_progressive(draw, places)
-
-        unit, handles = study.run(chosen, at_random)
-    handles = {v: _settable(h, study.problem.fit, hypothesis) for v, h in handles.items()}
-    flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
-    notes = [said, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
-    verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
-    config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
-    config |= {"readout": readout.name, "controls": controls}  # methods that differ in these are not one table
-    took = unit["runtimes"][0]
-    waited |= {
-        "recording": study.recording_seconds,
-        "search": took["seconds"] - study.recording_seconds,
-        "controls": took.get("controls", 0.0),
-    }
-    waited["tables"] = time.perf_counter() - begun - sum(s for part, s in waited.items() if part != "loading")
-    took["waited"] = waited
-    of = {**unit_of(prepared), "settings": method_digest(chosen)}
-    config["identity"] = of["subject"]["identity"]
-    return Result(
-        handles, verdicts, unit["records"], sum(waited.values()), unit, study.control_unit(), config, of, notes
+    question = Question(
+        subject,
+        hypothesis,
+        method,
+        as_readout(readout or ("logits" if language else "softmax")),
+        SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec(),
+        name,
+        running.check_seed(seed),
+        controls,
+        engine,
+        tokenizer,
+        sources,
     )
+    early, pairs_each = pairs_per_bank(budget, size, 200 if language else 1000)
+    if early:
+        return answer_early(question, given, pairs_each, waited, begun, progress)
+    return answer(question, given, pairs_each, waited, begun, bool(progress))
 
 
 def run_study(
@@ -283,66 +240,3 @@ def run_study(
         private=private,
         controls=controls,
     )
-
-
-def _settable(handle: Handle, fit: BankRecording, hypothesis: CausalModel | Hypothesis) -> Handle:
-    """The handle with stand-ins for every value, under the names that the hypothesis gives them."""
-    handle = handle.with_values(fit)
-    if not isinstance(hypothesis, Hypothesis):
-        return handle
-    names = hypothesis.values(handle.variable)
-    return replace(handle, values={names[code]: at for code, at in handle.values.items() if isinstance(code, int)})
-
-
-def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
-    if isinstance(method, Method):
-        return method
-    if method == "plot":
-        return progressive(subject.places, variables, spec)
-    if method == "plot-das":
-        return progressive(subject.places, variables, spec, das=True)
-    if method == "plot-layered":
-        return layered()
-    if method == "das":
-        return Method("das", "DAS at every place, every subspace size", (TrainDas(),), kind=MethodKind.DAS)
-    unknown("method", method, METHODS)
-
-
-def _read(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Splits | Pairs | Int[Tensor, "rows inputs"]:
-    """Banks, pairs or input rows, from all that a user may bring."""
-    if isinstance(pairs, (Splits, Pairs, Tensor)):
-        return pairs
-    if isinstance(pairs, Bank):
-        families = [pairs.families[f] for f in pairs.family.tolist()]
-        return Pairs(pairs.base, pairs.source, families)
-    if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(p, Tensor) for p in pairs):
-        return Pairs(*pairs)
-    if not isinstance(hypothesis, Hypothesis):
-        raise PlotError(
-            f"A CausalModel takes inputs as integer tensors: rows, or (base, source); found {type(pairs).__name__}. "
-            f"Write the hypothesis as a Hypothesis to give dicts, files or tables."
-        )
-    table = pairs if isinstance(pairs, PairTable) else read_pairs(pairs)
-    base, source = table.rows(hypothesis)
-    return Pairs(base, source, table.family, table.split) if table.source else base
-
-
-def _right(subject: Subject, causal: CausalModel, readout: Readout) -> Callable[[Tensor], Bool[Tensor, " rows"]]:
-    """Rows that the network answers as the causal model does."""
-
-    def right(rows: Tensor) -> Tensor:
-        answers = readout.decide(subject.record(rows, torch.zeros(0, dtype=torch.long)).outputs).cpu()
-        return same(answers, causal.answer(rows).to(answers.dtype))
-
-    return right
-
-
-def _spoken_right(subject: Any, hypothesis: Any, tokenizer: Any) -> Callable[[Tensor], Bool[Tensor, " rows"]]:
-    """Rows whose answer is the model's own next token, of its whole vocabulary."""
-
-    def right(rows: Tensor) -> Tensor:
-        store = subject.record(rows, remember=True)  # filtering is the recording: nothing is run twice
-        said: Tensor = hypothesis.says(tokenizer, store.top_token.cpu(), hypothesis.causal.answer(rows))
-        return said
-
-    return right

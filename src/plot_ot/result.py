@@ -63,6 +63,12 @@ class Result:
         found: dict[str, float] = runtime.get("waited") or runtime["parts"]
         return found
 
+    @property
+    def looks(self) -> Sequence[Json]:
+        """The looks of `budget="auto"`: `pairs` per bank, `error`, `seconds` and `verdicts` of each; else nothing."""
+        found: list[Json] = self.unit["runtimes"][0].get("looks", [])
+        return found
+
     def zoom(self, variable: str) -> list[str]:
         """The way to the handle, coarse to fine: its token, its place, and the sites or directions it takes there."""
         handle, path = self.handles[variable], []

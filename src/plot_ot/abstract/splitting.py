@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from jaxtyping import Bool, Int
@@ -47,19 +48,24 @@ def from_inputs(
     distinct = distinct_rows(inputs)
     passed = right(distinct)
     rows = distinct[passed]
-    said = f"{who} answers {len(rows)} of {len(distinct)} distinct inputs as the causal model does"
+    said = answered(who, len(rows), len(distinct))
     if len(rows) < LEAST_ROWS:
-        raise PlotError(
-            f"{said.capitalize()}; at least {LEAST_ROWS} are needed. Train it further, give more inputs, or check that "
-            f"the hypothesis, the prompts and the answers are what you mean."
-        )
+        refuse_few_rows(said)
     rows = rows[torch.randperm(len(rows), generator=generator)]
     half, rest = len(rows) // 2, len(rows) - len(rows) // 2
-    fit, calibration, held_out = rows.split([half, rest // 2, rest - rest // 2])
+    pools = rows.split([half, rest // 2, rest - rest // 2])
+    return drawn_splits(causal, pools, (size, size, size), generator), said
 
-    def draw(pool: Tensor, name: str) -> Bank:
-        """Draw equal shares of every set of changed variables, so that rare kinds of pair are tested too."""
-        wanted = size
+
+def drawn_splits(
+    causal: CausalModel, pools: Sequence[Tensor], sizes: Sequence[int], generator: torch.Generator
+) -> Splits:
+    """Pairs for fitting, calibration and tests, each from the rows of its own pool.
+
+    Equal shares of every set of changed variables are drawn, so that rare kinds of pair are tested too.
+    """
+
+    def draw(pool: Tensor, name: str, wanted: int) -> Bank:
         while True:
             try:
                 return draw_pairs(causal, pool, "balanced", wanted, generator, name=name)
@@ -68,8 +74,21 @@ def from_inputs(
                     raise
                 wanted //= 2
 
-    banks = draw(fit, "fit"), draw(calibration, "calibration")
-    return Splits.checked(*banks, draw(held_out, "test").by_variable(), strict=True), said
+    fit, calibration, test = (draw(*of) for of in zip(pools, SPLITS, sizes, strict=True))
+    return Splits.checked(fit, calibration, test.by_variable(), strict=True)
+
+
+def answered(who: str, right: int, of: int) -> str:
+    """How many inputs are answered right, in words."""
+    return f"{who} answers {right} of {of} distinct inputs as the causal model does"
+
+
+def refuse_few_rows(said: str) -> NoReturn:
+    """Refuse a network that is right on too few inputs."""
+    raise PlotError(
+        f"{said.capitalize()}; at least {LEAST_ROWS} are needed. Train it further, give more inputs, or check that "
+        f"the hypothesis, the prompts and the answers are what you mean."
+    )
 
 
 def from_pairs(

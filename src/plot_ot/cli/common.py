@@ -94,7 +94,7 @@ Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help=
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
 
 
-def budget(gigabytes: float) -> int:
+def memory_bytes(gigabytes: float) -> int:
     """--memory in bytes."""
     if not 1e-9 <= gigabytes < math.inf:
         raise PlotError(f"--memory is in GB, above zero; found {gigabytes:g}. The default is 4.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli.common import AsJson, Debug, First, Methods, budget, console
+from plot_ot.cli.common import AsJson, Debug, First, Methods, console, memory_bytes
 
 Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
@@ -126,7 +126,7 @@ def explain(
         "adapter": adapter,
         "fit": fit,
         "pairs": pairs,
-        "memory": None if memory is None else budget(memory),
+        "memory": None if memory is None else memory_bytes(memory),
     }
     configured = task_by_name(task, {option: value for option, value in given.items() if value is not None})
     name = "this" if measured else machine or ("this" if flops is None else "h100")

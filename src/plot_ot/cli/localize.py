@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.text import Text
 
-from plot_ot.cli.common import Controls, Debug, Private, Quiet, Threads, budget, console, errors, printable
+from plot_ot.cli.common import Controls, Debug, Private, Quiet, Threads, console, errors, memory_bytes, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 
+LEAST = 20
+"""Pairs per bank."""
 Numbers = Annotated[str | None, typer.Option(help="Blocks to look at, such as 10-20 or 3,5,7 (default: all).")]
 Kinds = Annotated[
     str, typer.Option(help="block_output, attention_output, mlp_output, head_output; several with commas.")
@@ -35,7 +37,11 @@ def localize_task(
     method: Annotated[str, typer.Option(help="plot, plot-das, plot-layered or das.")] = "plot",
     layers: Numbers = None,
     kinds: Kinds = "block_output",
-    size: Annotated[int | None, typer.Option(min=20, help="Pairs per bank, where they are drawn.")] = None,
+    size: Annotated[int | None, typer.Option(min=LEAST, help="Pairs per bank, where they are drawn.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="auto: banks grow, up to --size, until every variable has its answer. A number is --size."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
     out: Annotated[Path, typer.Option(help="Run directory: handles, results and report.html.")] = Path("runs/localize"),
     device: Device = None,
@@ -60,7 +66,8 @@ def localize_task(
     require_file(task)
     if method not in METHODS:
         unknown("method", method, METHODS)
-    chosen, room = {"layers": _numbers(layers)} if layers else {}, budget(memory)
+    growing = _budget(budget)
+    chosen, room = {"layers": _numbers(layers)} if layers else {}, memory_bytes(memory)
     torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
@@ -85,6 +92,7 @@ def localize_task(
         given,
         method=method,
         size=size,
+        budget=growing,
         seed=seed,
         controls=controls,
         progress=not quiet,
@@ -94,6 +102,17 @@ def localize_task(
     if not quiet:
         console.print(str(result), soft_wrap=True)
         console.print(f"Handles: {out / 'handles'}\nReport: {report}", highlight=False, soft_wrap=True)
+
+
+def _budget(text: str | None) -> int | Literal["auto"] | None:
+    """--budget: `auto`, or a number of pairs."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < LEAST:
+        raise PlotError(f"--budget is 'auto', or at least {LEAST} pairs per bank; found {text!r}.")
+    return int(text)
 
 
 def _numbers(text: str) -> list[int]:

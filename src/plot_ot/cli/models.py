@@ -28,8 +28,8 @@ from plot_ot.cli.common import (
     StartOver,
     Threads,
     Workers,
-    budget,
     console,
+    memory_bytes,
 )
 from plot_ot.cli.run import app, finish
 
@@ -116,7 +116,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
             device,
             revision,
             Sizes(fit, pairs, pairs, pairs),
-            budget(memory),
+            memory_bytes(memory),
             **more,
         )
         crew = engine, address, workers

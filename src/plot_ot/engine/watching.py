@@ -19,6 +19,9 @@ class Watcher(Protocol):
     def part(self, done: int, total: int) -> None:
         """So many of the units of work that were started together are done."""
 
+    def tell(self, words: str) -> None:
+        """Something is known that should stay on the screen, such as a provisional answer."""
+
 
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
@@ -38,6 +41,13 @@ def announce(words: str) -> None:
     watcher = _watcher.get()
     if watcher is not None:
         watcher.step(words)
+
+
+def tell(words: str) -> None:
+    """Say something that should stay to be seen while the work goes on."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher.tell(words)
 
 
 def counted(results: Iterator[T], total: int) -> Iterator[T]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -12,11 +17,29 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank
 
 DRAWS = 1000
-LOW, HIGH = 0.025, 0.975
-CERTAINTY = 0.95
-"""Of the bound on a share where hardly anything varies."""
+MOST_DRAWS = 5000
+ERROR = 0.05
+"""How often an interval may miss, unless `missing_at_most` says otherwise."""
 MOST_FAMILIES = 10
 """Up to so many families every set of them is looked at."""
+_error: ContextVar[float] = ContextVar("error", default=ERROR)
+
+
+@contextmanager
+def missing_at_most(error: float) -> Iterator[None]:
+    """While open, intervals may miss with this probability: who looks several times spends 5 % over the looks."""
+    token = _error.set(error)
+    try:
+        yield
+    finally:
+        _error.reset(token)
+
+
+def _ends(drawn: Float[ndarray, " draws"]) -> tuple[float, float]:
+    """The percentiles of some draws between which an interval lies."""
+    tail = _error.get() / 2
+    low, high = (float(q) for q in np.quantile(drawn, (tail, 1 - tail)))
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -41,15 +64,17 @@ class Interval:
     @classmethod
     def of(cls, value: float, drawn: Float[ndarray, " draws"], bases: int) -> Interval:
         """The percentile interval of some draws."""
-        low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
-        return cls(value, low, high, bases)
+        return cls(value, *_ends(drawn), bases)
 
 
 def at_most(share: float, bases: float) -> float:
-    """The largest share (at 95 %) of an event that was seen on this share of so many independent inputs.
+    """The largest share of an event that was seen on this share of so many independent inputs.
+
+    It is right at 95 %, or at what `missing_at_most` asks for.
 
     The exact (Clopper-Pearson) bound, a quantile of Beta(seen + 1, not seen), and for an event that was never seen the
-    rule of three, 3 in so many inputs. A bootstrap of few events is too sure of itself; of many, it is the wider one.
+    rule of three: 3 in so many inputs, or in general -ln of the error. A bootstrap of few events is too sure of itself;
+    of many, it is the wider one.
     """
     seen = max(0.0, share * bases)
     if bases - seen < 1:  # seen on all inputs, or all but a part of one
@@ -59,7 +84,8 @@ def at_most(share: float, bases: float) -> float:
     x = (x[1:] + x[:-1]) / 2
     log = seen * np.log(x) + (bases - seen - 1) * np.log1p(-x)
     chance = np.exp(log - log.max()).cumsum()
-    return max(min(1.0, 3 / bases), float(np.interp(CERTAINTY, chance / chance[-1], x)))
+    unseen = 3 * math.log(_error.get()) / math.log(ERROR)
+    return max(min(1.0, unseen / bases), float(np.interp(1 - _error.get(), chance / chance[-1], x)))
 
 
 def independent_inputs(inside: Bool[ndarray, "bases families"]) -> float:
@@ -84,16 +110,15 @@ def independent_inputs(inside: Bool[ndarray, "bases families"]) -> float:
 class Bootstrap:
     """Resamples the base inputs of a bank; the same draws for every method, so differences are paired."""
 
-    def __init__(self, bank: Bank, draws: int = DRAWS) -> None:
+    def __init__(self, bank: Bank, draws: int | None = None) -> None:
+        draws = draws or min(MOST_DRAWS, round(DRAWS * max(1.0, ERROR / _error.get())))
         groups = bank.base_groups().numpy()
         present, family = np.unique(bank.family.numpy(), return_inverse=True)
         self.families = tuple(bank.families[f] for f in present)
         self.shape = (int(groups.max()) + 1, len(present))
         self.cell = groups * len(present) + family
         count = self._per_cell(np.ones(len(groups)))
-        even = np.full(self.shape[0], 1 / self.shape[0])
-        drawn = np.random.default_rng(0).multinomial(self.shape[0], even, size=draws)
-        self.weights = drawn.astype(np.float32)
+        self.weights = _drawn(self.shape[0], draws)
         self.sizes = self.weights @ count
         self.count, self.bases = count.sum(axis=0), (count > 0).sum(axis=0)
         self.balanced_bases = int(independent_inputs(count > 0))
@@ -139,7 +164,14 @@ class Bootstrap:
         return found
 
 
+@lru_cache(maxsize=4)
+def _drawn(bases: int, draws: int) -> Float[ndarray, "draws bases"]:
+    """How often each base input is in every draw; the same for banks of as many inputs."""
+    even = np.full(bases, 1 / bases)
+    return np.random.default_rng(0).multinomial(bases, even, size=draws).astype(np.float32)
+
+
 def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
     """The interval of a share: that of the draws, or where too little varies to resample, the exact one."""
-    low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
+    low, high = _ends(drawn)
     return Accuracy(mean, pairs, min(low, 1 - at_most(1 - mean, bases)), max(high, at_most(mean, bases)))

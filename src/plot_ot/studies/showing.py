@@ -28,12 +28,16 @@ class Progress:
 
     def __init__(self, steps: int, show: Show, clock: Callable[[], float] = time.perf_counter) -> None:
         self.steps, self.show, self.clock = steps, show, clock
-        self.begun, self.words, self.since = 0, "", 0.0
+        self.begun, self.words, self.since, self.known = 0, "", 0.0, ""
 
     def step(self, words: str) -> None:
         """The next step begins."""
         self.begun, self.words, self.since = self.begun + 1, words, self.clock()
-        self.show(min(self.begun, self.steps), self.steps, words)
+        self._show(words)
+
+    def tell(self, words: str) -> None:
+        """What is known so far stands behind every step from now on; the steps begin again."""
+        self.known, self.begun = f" | {words}", 0
 
     def part(self, done: int, total: int) -> None:
         """Units of the present step are done; those started together take about equally long."""
@@ -44,7 +48,10 @@ class Progress:
             left = f", about {duration(seconds)} left" if seconds >= 1 else ""
         if done == total:
             self.since = self.clock()  # what is started next is estimated by itself
-        self.show(min(self.begun, self.steps), self.steps, f"{self.words}{left}")
+        self._show(f"{self.words}{left}")
+
+    def _show(self, words: str) -> None:
+        self.show(min(self.begun, self.steps), self.steps, f"{words}{self.known}")
 
 
 def duration(seconds: float) -> str:

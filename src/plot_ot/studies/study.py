@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.engine import Engine, InProcess, record_shared
+from plot_ot.engine import Engine, InProcess, SharedRecording, record_shared
 from plot_ot.engine.watching import announce
 from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
@@ -24,15 +24,26 @@ from plot_ot.studies.examples import example_rows
 from plot_ot.studies.prepared import Prepared, Sweep
 from plot_ot.subjects import BankRecording, Subject
 
+Recorder = Callable[[Sequence[Bank]], list[SharedRecording]]
+"""Gives the recordings of banks."""
+
 
 class Study:
     """Records a prepared seed once and runs methods on it.
 
     The `engine` says who does the work, `shard` how many inputs a work unit has (by default few of a large network).
-    Results depend on the shards in their last bits, never on the engine.
+    Results depend on the shards in their last bits, never on the engine. Banks whose inputs were recorded before have a
+    `recorder`, which knows them.
     """
 
-    def __init__(self, prepared: Prepared, engine: Engine | None = None, *, shard: int | None = None) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        engine: Engine | None = None,
+        *,
+        shard: int | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.prepared = prepared
         splits = prepared.splits
         engine = engine or InProcess()
@@ -41,8 +52,11 @@ class Study:
         announce("recording")
         with clock.part("recording"):
             banks = splits.fit, splits.calibration, *splits.test.values()
-            crew = engine.crew(prepared.subject, prepared.recipe)
-            fit, calibration, *tests = record_shared(crew, prepared.subject, banks, shard)
+            if recorder is None:
+                crew = engine.crew(prepared.subject, prepared.recipe)
+                fit, calibration, *tests = record_shared(crew, prepared.subject, banks, shard)
+            else:
+                fit, calibration, *tests = recorder(banks)
         self.recording_seconds = clock.parts["recording"]
         self.tests: dict[tuple[str, str], BankRecording] = dict(zip(splits.test, tests, strict=True))
         self.transfer: dict[tuple[str, str], BankRecording] = {}

@@ -1,0 +1,177 @@
+"""Early answers (`localize(..., budget="auto")`): error rates by simulation, and costs against banks of one size.
+
+python benchmarks/early_answers.py simulate --studies 500 --out runs/early       # per case, pair by pair, no networks
+python benchmarks/early_answers.py networks --seeds 1000 1007 --out runs/early   # planted and null networks, both ways
+python benchmarks/early_answers.py smollm2 --seeds 1000 1000 --out runs/early    # a planted adapter, both ways
+python benchmarks/early_answers.py page --out runs/early                         # the tables, of all that is done
+
+Every unit is one small file in the out folder; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import plot_ot
+from pages import markdown
+from plot_ot.files.writing import Json, write_atomically
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from truth.campaigns import KINDS
+from truth.known import Known
+from truth.looking import CASES, studies
+from verdict_campaign import judged, share, smollm2
+
+PLANTED = ("plant", "quiet", "oblique", "neurons", "decoder layer")
+NULL = ("absent", "absent neurons", "absent decoder layer")
+ADAPTER, PAIRS = "planted-1000", 200
+WAYS: dict[str, str | None] = {"one size": None, "auto": "auto"}
+
+
+def simulate(count: int, out: Path, seed: int = 1000) -> None:
+    """Many simulated studies of every case."""
+    for name, handle in CASES.items():
+        path = out / "simulated" / f"{name.replace(' ', '-').replace(',', '')}-{count}.json"
+        if path.exists():
+            continue
+        ended = list(studies(handle, count, seed))
+        placed = sum(o.status.found for o in ended)
+        found = {
+            "case": name,
+            "studies": count,
+            "placed": placed,
+            "true": handle.placed,
+            "covered": sum(o.covered for o in ended),
+            "said": Counter(str(o.status) for o in ended),
+            "pairs": Counter(o.pairs for o in ended),
+        }
+        _write(path, found)
+        print(f"{name}: {placed} of {count} placed, {found['covered']} intervals hold the truth", flush=True)
+
+
+def compare(group: str, kind: str, known: Known, out: Path) -> None:
+    """One network, with banks of one size and with banks that grow."""
+    path = out / group / f"{kind.replace(' ', '-')}-{known.seed}.json"
+    if path.exists():
+        return
+    found: Json = {"kind": kind, "seed": known.seed, "pairs": known.size, "ways": {}}
+    for way, budget in WAYS.items():
+        cpu = time.process_time()
+        result = plot_ot.localize(
+            known.subject, known.causal, known.rows, seed=known.seed, size=known.size, budget=budget, progress=False
+        )
+        found["ways"][way] = {
+            "cpu": time.process_time() - cpu,
+            "waited": dict(result.waited),
+            "variables": {v: judged(known, v, result) for v in known.truths},
+            "looks": list(result.looks),
+        }
+    _write(path, found)
+    told = {
+        way: (round(w["cpu"], 1), [x["status"] for x in w["variables"].values()]) for way, w in found["ways"].items()
+    }
+    print(f"{kind} {known.seed}: {told}", flush=True)
+
+
+def networks(seeds: range, out: Path) -> None:
+    """Small networks with a variable at a known place, and without one."""
+    for seed in seeds:
+        for group, kinds in (("planted", PLANTED), ("null", NULL)):
+            for kind in kinds:
+                compare(group, kind, KINDS[kind](seed), out)
+
+
+def _write(path: Path, found: Json) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(found, indent=1).encode())
+
+
+def _read(folder: Path) -> list[Json]:
+    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("*.json"))]
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def page(out: Path) -> Iterator[str]:
+    """Tables of all that is done."""
+    simulated = _read(out / "simulated")
+    if simulated:
+        yield from ("## Error rates, simulated", "")
+        rows = [
+            [
+                f["case"],
+                str(f["studies"]),
+                "" if f["true"] else share(f["placed"], f["studies"]),
+                share(f["covered"], f["studies"]),
+                ", ".join(f"{k} {n}" for k, n in f["said"].items()),
+                ", ".join(f"{k}: {n}" for k, n in sorted(f["pairs"].items(), key=lambda x: int(x[0]))),
+            ]
+            for f in simulated
+        ]
+        head = ["what is true", "studies", "placed by mistake", "interval holds the truth", "said", "ended at pairs"]
+        yield from (*markdown(head, rows), "")
+    for group in ("planted", "null", "smollm2"):
+        units = _read(out / group)
+        if units:
+            yield from (f"## Networks: {group}", "", *markdown(*_compared(units)), "")
+
+
+def _compared(units: list[Json]) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for kind in dict.fromkeys(u["kind"] for u in units):
+        mine = [u for u in units if u["kind"] == kind]
+        for way in WAYS:
+            done = [u["ways"][way] for u in mine]
+            variables = [x for d in done for x in d["variables"].values()]
+            said = Counter(x["status"] for x in variables)
+            ends = Counter(
+                d["looks"][-1]["pairs"] if d["looks"] else u["pairs"] for u, d in zip(mine, done, strict=True)
+            )
+            rows.append(
+                [
+                    kind,
+                    way,
+                    str(len(mine)),
+                    f"{median(d['cpu'] for d in done):.1f}",
+                    f"{sum(d['cpu'] for d in done):.0f}",
+                    ", ".join(f"{status} {n}" for status, n in said.items()),
+                    share(sum(x["kept"] for x in variables), len(variables)),
+                    ", ".join(f"{pairs}: {n}" for pairs, n in sorted(ends.items())),
+                ]
+            )
+    head = ["kind", "banks", "networks", "median CPU s", "CPU s in all", "said", "as it should be", "ended at pairs"]
+    return head, rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("simulate", "networks", "smollm2", "page"))
+    parser.add_argument("--studies", type=int, default=250)
+    parser.add_argument("--seeds", type=int, nargs=2, default=(1000, 1007), metavar=("FIRST", "LAST"))
+    parser.add_argument("--out", type=Path, default=Path("runs/early"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = range(args.seeds[0], args.seeds[1] + 1)
+    if args.what == "simulate":
+        simulate(args.studies, args.out)
+    elif args.what == "networks":
+        networks(seeds, args.out)
+    elif args.what == "smollm2":
+        for seed in seeds:
+            compare("smollm2", ADAPTER, smollm2(seed, ADAPTER, PAIRS), args.out)
+    else:
+        print("\n".join(page(args.out)))
+
+
+if __name__ == "__main__":
+    main()

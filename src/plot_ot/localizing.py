@@ -1,0 +1,328 @@
+"""How a question about a network is answered: with banks of one size, or with banks that grow until it is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from plot_ot.abstract.banks import Bank, Splits
+from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.growing import GrowingBanks
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.pairs import PairTable, read_pairs
+from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
+from plot_ot.engine import Engine, InProcess
+from plot_ot.engine.growing import GrowingRecording
+from plot_ot.engine.watching import announce, tell
+from plot_ot.errors import PlotError, unknown
+from plot_ot.handles import Handle
+from plot_ot.judging.intervals import missing_at_most
+from plot_ot.judging.status import Status
+from plot_ot.judging.verdict import Verdict
+from plot_ot.methods import Method, MethodKind, layered, progressive, random_like, random_progressive
+from plot_ot.result import Result
+from plot_ot.signatures import Readout, SignatureSpec
+from plot_ot.stages.choose import TrainDas
+from plot_ot.studies.identity import method_digest, unit_of
+from plot_ot.studies.looks import Look, looks, settled
+from plot_ot.studies.prepared import Prepared, Wording
+from plot_ot.studies.showing import shown
+from plot_ot.studies.study import Recorder, Study
+from plot_ot.subjects import BankRecording, Store, Subject
+from plot_ot.subjects.decoder.subject import DecoderSubject
+
+METHODS = ("plot", "plot-das", "plot-layered", "das")
+OTHER_STEPS = 5
+"""Steps besides the stages of a method: the network's answers, recording, tests, random handles."""
+Given = Splits | Pairs | Int[Tensor, "rows inputs"]
+"""What a user brings: banks, pairs or input rows."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Where in this network do the variables of this hypothesis live? And how that is to be found out."""
+
+    subject: Subject
+    hypothesis: CausalModel | Hypothesis
+    asked: str | Method
+    readout: Readout
+    spec: SignatureSpec
+    name: str
+    """What the network is called."""
+    seed: int = 0
+    controls: str = "standard"
+    engine: Engine | None = None
+    tokenizer: Any = None
+    """Where the network answers in words: its answer is then its next token, of the whole vocabulary."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def causal(self) -> CausalModel:
+        """The hypothesis as a causal model."""
+        return self.hypothesis.causal if isinstance(self.hypothesis, Hypothesis) else self.hypothesis
+
+    @property
+    def task(self) -> str:
+        """What the question is called in files."""
+        return self.hypothesis.name if isinstance(self.hypothesis, Hypothesis) else "localize"
+
+    @property
+    def method(self) -> Method:
+        """The method that was asked for, by name or as it is."""
+        if isinstance(self.asked, Method):
+            return self.asked
+        if self.asked in ("plot", "plot-das"):
+            variables = len(self.causal.variables)
+            return progressive(self.subject.places, variables, self.spec, das=self.asked == "plot-das")
+        if self.asked == "plot-layered":
+            return layered()
+        if self.asked == "das":
+            return Method("das", "DAS at every place, every subspace size", (TrainDas(),), kind=MethodKind.DAS)
+        unknown("method", self.asked, METHODS)
+
+    def at_random(self, draw: int) -> Method:
+        """The same search over a random ranking of sites."""
+        if isinstance(self.asked, Method):
+            return random_like(self.asked, draw, self.subject.places)
+        return random_progressive(draw, self.subject.places)
+
+    @property
+    def wording(self) -> Wording | None:
+        """Prompts and answers in words, of a language model."""
+        if self.tokenizer is None or not isinstance(self.hypothesis, Hypothesis):
+            return None
+        assert isinstance(self.subject, DecoderSubject)  # noqa: S101
+        return Wording(self.hypothesis.render, self.hypothesis.answers, self.subject.watching(rest=True))
+
+    def right(self, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
+        """Rows that the network answers as the hypothesis does; where it answers in words, this is their recording."""
+        if self.tokenizer is not None and isinstance(self.subject, DecoderSubject):
+            return self.answered(self.subject.record(rows, remember=True), rows)
+        return self.answered(self.subject.record(rows, torch.zeros(0, dtype=torch.long)), rows)
+
+    def answered(self, store: Store, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
+        """Which recorded rows are answered as the hypothesis does."""
+        labels = self.causal.answer(rows)
+        if self.tokenizer is not None and isinstance(self.hypothesis, Hypothesis):
+            said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
+            return said
+        answers = self.readout.decide(store.outputs).cpu()
+        return same(answers, labels.to(answers.dtype))
+
+
+def pairs_per_bank(budget: int | Literal["auto"] | None, size: int | None, usual: int) -> tuple[bool, int]:
+    """Whether banks grow, and how many pairs each has, or has at most."""
+    if budget == "auto":
+        return True, size or usual
+    if budget is None:
+        return False, size or usual
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise PlotError(f"`budget` is 'auto', or a number of pairs per bank; found {budget!r}.")
+    if size is not None and size != budget:
+        raise PlotError(f"Give `budget` or `size`, not both: found {budget} and {size} pairs per bank.")
+    return False, budget
+
+
+def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
+    """Banks, pairs or input rows, from all that a user may bring."""
+    if isinstance(pairs, (Splits, Pairs, Tensor)):
+        return pairs
+    if isinstance(pairs, Bank):
+        families = [pairs.families[f] for f in pairs.family.tolist()]
+        return Pairs(pairs.base, pairs.source, families)
+    if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(p, Tensor) for p in pairs):
+        return Pairs(*pairs)
+    if not isinstance(hypothesis, Hypothesis):
+        raise PlotError(
+            f"A CausalModel takes inputs as integer tensors: rows, or (base, source); found {type(pairs).__name__}. "
+            f"Write the hypothesis as a Hypothesis to give dicts, files or tables."
+        )
+    table = pairs if isinstance(pairs, PairTable) else read_pairs(pairs)
+    base, source = table.rows(hypothesis)
+    return Pairs(base, source, table.family, table.split) if table.source else base
+
+
+# -- banks of one size --------------------------------------------------------------------------------------------
+
+
+def answer(
+    question: Question, given: Given, size: int, waited: dict[str, float], begun: float, progress: bool
+) -> Result:
+    """The answer from banks of one size; what came before `begun` has been `waited` for already."""
+    generator = torch.Generator().manual_seed(question.seed)
+    with shown(progress, question.method.steps + OTHER_STEPS):
+        if isinstance(given, Splits):
+            splits, said = given, "the banks are as given"
+        else:
+            announce("answers of the network")
+            if isinstance(given, Pairs):
+                splits, said = from_pairs(question.causal, given, question.right, generator)
+            else:
+                splits, said = from_inputs(question.causal, given, question.right, size, generator)
+        waited["filtering"] = time.perf_counter() - begun
+        return _judged(question, splits, size, [said], waited, begun)
+
+
+def _judged(
+    question: Question,
+    splits: Splits,
+    size: int,
+    notes: Sequence[str],
+    waited: dict[str, float],
+    begun: float,
+    recorder: Recorder | None = None,
+) -> Result:
+    """Search, test and judge on these banks; `waited` already knows what was waited for since `begun`."""
+    method, q = question.method, question
+    prepared = Prepared(
+        q.task,
+        q.name,
+        q.seed,
+        q.subject,
+        splits,
+        q.readout,
+        wording=q.wording,
+        sources=q.sources,
+        controls=q.controls,
+    )
+    study = Study(prepared, q.engine, recorder=recorder)
+    unit, found = study.run(method, q.at_random)
+    handles = {v: _settable(h, study.problem.fit, q.hypothesis) for v, h in found.items()}
+    flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
+    notes = [*notes, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
+    verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
+    config = {"task": q.task, "subject": q.name, "methods": [method.name], "seeds": [q.seed], "size": size}
+    config |= {"readout": q.readout.name, "controls": q.controls}  # methods that differ in these are not one table
+    took = unit["runtimes"][0]
+    waited |= {
+        "recording": waited.get("recording", 0.0) + study.recording_seconds,
+        "search": took["seconds"] - study.recording_seconds,
+        "controls": took.get("controls", 0.0),
+    }
+    waited["tables"] = time.perf_counter() - begun - sum(s for part, s in waited.items() if part != "loading")
+    took["waited"] = waited
+    of = {**unit_of(prepared), "settings": method_digest(method)}
+    config["identity"] = of["subject"]["identity"]
+    return Result(
+        handles, verdicts, unit["records"], sum(waited.values()), unit, study.control_unit(), config, of, notes
+    )
+
+
+def _settable(handle: Handle, fit: BankRecording, hypothesis: CausalModel | Hypothesis) -> Handle:
+    """The handle with stand-ins for every value, under the names that the hypothesis gives them."""
+    handle = handle.with_values(fit)
+    if not isinstance(hypothesis, Hypothesis):
+        return handle
+    names = hypothesis.values(handle.variable)
+    return replace(handle, values={names[code]: at for code, at in handle.values.items() if isinstance(code, int)})
+
+
+# -- banks that grow ----------------------------------------------------------------------------------------------
+
+
+def answer_early(
+    question: Question,
+    given: Given,
+    most: int,
+    waited: Mapping[str, float],
+    begun: float,
+    progress: bool | Callable[[Result], None],
+) -> Result:
+    """The answer from banks that grow, up to so many pairs, until every variable has its answer (`studies.looks`).
+
+    `progress`, where it is a function, is given the result of every look that is not the last.
+    """
+    if not isinstance(given, Tensor):
+        raise PlotError(
+            "budget='auto' draws pairs itself, more of them from look to look: it needs inputs, and found "
+            f"{'banks' if isinstance(given, Splits) else 'pairs'}. Give inputs, or leave the budget out."
+        )
+    if question.engine is not None and not isinstance(question.engine, InProcess):
+        raise PlotError(
+            "budget='auto' works in this process: what was recorded for one look is kept for the next. Leave out the "
+            "engine, or give `budget` a number."
+        )
+    recording = GrowingRecording(question.subject, InProcess().crew(question.subject), len(given))
+
+    def right(rows: Tensor) -> Tensor:
+        return question.answered(recording.add(rows), rows)
+
+    generator = torch.Generator().manual_seed(question.seed)
+    banks = GrowingBanks(question.causal, given, right, generator)
+    taken: list[Result] = []
+    with shown(bool(progress), question.method.steps + OTHER_STEPS):
+        for look in looks(most):
+            found = _look(question, banks, recording, look, waited, begun)
+            if found is None:  # what it took is part of the next look
+                continue
+            taken.append(found)
+            waited, begun = {}, time.perf_counter()
+            before = _statuses(taken[-2]) if len(taken) > 1 else {}
+            if look.last or banks.exhausted or settled(_statuses(found), before):
+                break
+            tell(f"provisional, from {look.size} pairs: " + "; ".join(map(_short, found.verdicts.values())))
+            if callable(progress):
+                progress(found)
+    return _together(taken)
+
+
+def _look(
+    question: Question,
+    banks: GrowingBanks,
+    recording: GrowingRecording,
+    look: Look,
+    waited: Mapping[str, float],
+    begun: float,
+) -> Result | None:
+    """One look; None where the inputs so far offer no pairs of some kind, and there are more."""
+    announce(f"answers of the network, for {look.size} pairs")
+    banks.grow(look.rows)
+    taken = {**waited, "filtering": 0.0, "recording": time.perf_counter() - begun}
+    try:
+        splits = banks.draw(look.sizes)
+    except PlotError:
+        if look.last or banks.exhausted:
+            raise
+        return None
+    with missing_at_most(look.error):
+        found = _judged(question, splits, look.size, [banks.said], taken, begun, recording.recordings)
+    took = found.unit["runtimes"][0]
+    verdicts = {v: str(status) for v, status in _statuses(found).items()}
+    took["looks"] = [{"pairs": look.size, "error": look.error, "seconds": found.seconds, "verdicts": verdicts}]
+    return found
+
+
+def _together(taken: Sequence[Result]) -> Result:
+    """The last look's result, with what all looks took."""
+    last, earlier = taken[-1], taken[:-1]
+    took = last.unit["runtimes"][0]
+    others = [r.unit["runtimes"][0] for r in earlier]
+    for key in ("parts", "waited"):
+        took[key] = _added([*(o[key] for o in others), took[key]])
+    for key in ("seconds", "controls"):
+        took[key] = sum(o.get(key, 0.0) for o in (*others, took))
+    took["looks"] = [look for o in (*others, took) for look in o["looks"]]
+    sizes = ", ".join(str(look["pairs"]) for look in took["looks"])
+    looked = f"{len(taken)} looks" if earlier else "one look"
+    note = f"{looked} with {sizes} pairs per bank, the last with {1 - took['looks'][-1]['error']:.1%} intervals"
+    return replace(last, seconds=sum(took["waited"].values()), notes=[note, *last.notes])
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for some in parts for name in some)
+    return {name: sum(some.get(name, 0.0) for some in parts) for name in names}
+
+
+def _statuses(result: Result) -> dict[str, Status]:
+    return {v: verdict.status for v, verdict in result.verdicts.items()}
+
+
+def _short(verdict: Verdict) -> str:
+    reached = "" if verdict.accuracy is None else f" ({verdict.accuracy:.2f})"
+    return f"{verdict.variable} {verdict.status}{reached}"
