@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from plot_ot.cli.common import Detail, console
+from plot_ot.cli.common import Detail, console, printable
 from plot_ot.errors import PlotError, unknown
 
 if TYPE_CHECKING:  # commands import what needs torch when they run
@@ -148,7 +148,7 @@ def table(
         write_atomically(out, text.encode())
         console.print(f"Tables: {out}", soft_wrap=True, highlight=False)
     else:
-        print(text, end="")  # a file's content, not a message: no wrapping, no markup
+        print(printable(text), end="")  # a file's content, not a message: no wrapping, no markup
 
 
 def view(
