@@ -72,6 +72,9 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/addition_study.py
 	$(BIN)/python benchmarks/addition_ceiling.py --seeds 0 1 2 3 4 5 6 7 8 9 --widths 8 --out docs/results
 	$(BIN)/python benchmarks/addition_speed.py
+	$(BIN)/python benchmarks/natural_study.py
+	$(BIN)/python benchmarks/two_halves.py
+	$(BIN)/python benchmarks/newton_pairs.py --models planted-1000 planted-1001 planted-1002 ioi smollm2
 	$(BIN)/python benchmarks/language_study.py tiny
 	$(BIN)/python benchmarks/language_study.py settings
 	$(BIN)/python benchmarks/language_study.py smollm2 --seeds 1

@@ -109,7 +109,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The verdicts as plain HTML, and below them the whole report in a frame of its own."""
-        told = fragment(self.records, self.unit.get("verdicts", []), self.unit["runtimes"])
+        lists = (self.unit.get(name, []) for name in ("verdicts", "runtimes", "selection"))
+        told = fragment(self.records, *lists, self.controls.get("notes", []))
         with tempfile.TemporaryDirectory() as folder:
             self._write(Path(folder) / "run")
             report = html.escape(page([Path(folder) / "run"]), quote=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
+from rich.table import Table
 from rich.text import Text
 
 from plot_ot.cli.common import console
@@ -80,15 +81,10 @@ def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
         cells = [f"{x:,}" for x in (p.sites, p.variants, p.rotations, *tokens)]
         counts.add_row(p.method, *cells, _short(p.cost.flops + p.cost.single, FLOP))
     console.print(counts)
-    parts = [column for column, some in PARTS.items() if any(set(some) & set(p.parts) for p in plans)]
-    times = tables.plain_table("About how long, per seed")
-    for column in ("method", *parts, "in all", "lowest", "highest"):
-        times.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    for p in plans:
-        seconds = [sum(p.seconds.get(part, 0.0) for part in PARTS[column]) for column in parts]
-        seconds += [sum(estimate.seconds.values()) for estimate in (p, p.lowest, p.highest)]
-        times.add_row(p.method, *map(_clock, seconds))
-    console.print(times)
+    if any(sum(p.highest.seconds.values()) >= BLUR for p in plans):
+        console.print(_times(plans))
+    else:
+        console.print(SMALL, highlight=False)
     sizes = tables.plain_table("Memory, and bytes moved")
     columns: dict[str, Callable[[Plan], float]] = {
         "weights": lambda p: p.memory.weights,
@@ -108,6 +104,18 @@ def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     for name in sorted({s for p in plans for s in p.not_counted}):
         loud = Text(f"Not counted: {name}.", style="bold red")
         console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
+
+
+def _times(plans: Sequence[Plan]) -> Table:
+    parts = [column for column, some in PARTS.items() if any(set(some) & set(p.parts) for p in plans)]
+    times = tables.plain_table("About how long, per seed")
+    for column in ("method", *parts, "in all", "lowest", "highest"):
+        times.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for p in plans:
+        seconds = [sum(p.seconds.get(part, 0.0) for part in PARTS[column]) for column in parts]
+        seconds += [sum(estimate.seconds.values()) for estimate in (p, p.lowest, p.highest)]
+        times.add_row(p.method, *map(_clock, seconds))
+    return times
 
 
 def _machine_words(machine: Machine) -> str:
@@ -163,24 +171,33 @@ RANGE = (
 )
 FLOP = {1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP"}
 BYTE = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
-TIME = {3600.0: "h", 60.0: "min", 1.0: "s", 1e-3: "ms"}
+TIME = {3600.0: "h", 60.0: "min", 1.0: "s"}
+BLUR = 10.0
+"""Shorter times than these are told as `seconds`."""
+SMALL = (
+    "About how long: seconds per method and seed. On a network this small Python's own overhead decides, and no plan "
+    "knows it; run it to see."
+)
 
 
 def _short(x: float, units: Mapping[float, str]) -> str:
-    """Write a number in the largest unit that leaves at least 1; zero is written as nothing."""
+    """Write a number in the largest unit that leaves at least 1, as exactly as a plan knows it; zero is nothing."""
     unit = next((u for u in units if x >= u), min(units))
-    number = f"{x / unit:,.0f}" if x >= 100 * unit else f"{x / unit:.3g}"
+    number = f"{x / unit:,.0f}" if x >= 10 * unit else f"{x / unit:.2g}"
     return f"{number} {units[unit]}" if x else ""
 
 
 def _clock(seconds: float) -> str:
     """Write a time with the digits that a plan can know: one, or two where the first is a 1.
 
-    Minutes are used from two minutes on, hours from two hours on.
+    Minutes are used from two minutes on, hours from two hours on. Below ten seconds Python's own overhead decides,
+    which no plan knows: such times are only said to be seconds.
     """
     if not seconds:
         return ""
-    unit = next((u for u in TIME if (u <= 1 or seconds >= 2 * u) and seconds >= u), min(TIME))
+    if seconds < BLUR:
+        return "seconds"
+    unit = next(u for u in TIME if u <= 1 or seconds >= 2 * u)
     digit = 10.0 ** math.floor(math.log10(seconds / unit))
     step = digit / 10 if seconds / unit < 2 * digit else digit
     return f"{round(round(seconds / unit / step) * step, 6):g} {TIME[unit]}"

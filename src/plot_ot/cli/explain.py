@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli.common import Debug, First, Methods, budget, console
+from plot_ot.cli.common import AsJson, Debug, First, Methods, budget, console
 
 Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
@@ -48,16 +48,26 @@ Budget = Annotated[
     typer.Option("--memory", help="Language tasks: GB that a recording may take (default: 4)."),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs that DAS will train (default: the most it may).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 
 
-def list_all() -> None:
+def list_all(as_json: AsJson = False) -> None:
     """List the tasks and their methods."""
     from plot_ot.report import tables
     from plot_ot.tasks import TASKS
 
-    for make in TASKS.values():
-        task = make()
+    tasks = [make() for make in TASKS.values()]
+    if as_json:
+        told = [
+            {
+                "name": t.name,
+                "summary": t.summary,
+                "methods": [{"name": m.name, "kind": m.kind, "summary": m.summary} for m in t.catalogue().values()],
+            }
+            for t in tasks
+        ]
+        print(json.dumps(told, indent=1))
+        return
+    for task in tasks:
         table = tables.plain_table(f"{task.name}: {task.summary}")
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from plot_ot.cli.common import (
     Address,
+    AsJson,
     Controls,
     Debug,
     Detail,
@@ -83,6 +85,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
         sweep: SweepBeta = False,
         figures: Figures = True,
         detail: Detail = False,
+        as_json: AsJson = False,
         quiet: Quiet = False,
         engine: EngineName = "process",
         address: Address = None,
@@ -132,6 +135,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
             start_over,
             private,
             controls,
+            as_json,
         )
 
     if not reads_files:
@@ -157,6 +161,7 @@ TINY_WORDS = {
 
 def models(
     get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the language models that can be used by name, and the adapters that ship for them."""
     from plot_ot.models.named import available, fetch
@@ -164,12 +169,19 @@ def models(
     from plot_ot.report import tables
 
     if get:
-        console.print(f"{get}: {fetch(get)}", highlight=False)
+        where = fetch(get)
+        if not as_json:
+            console.print(f"{get}: {where}", highlight=False)
+    rows = [(name, "ready", TINY_WORDS[condition], "", "in this package") for name, condition in TINY.items()]
+    rows += [(m.name, m.state, m.summary, ", ".join(m.adapters), str(m.where)) for m in available()]
+    columns = ("name", "state", "what it is", "adapters", "where")
+    if as_json:
+        keys = [c.replace(" ", "_") for c in columns]
+        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
+        return
     table = tables.plain_table("Models")
-    for column in ("name", "state", "what it is", "adapters", "where"):
-        table.add_column(column, overflow="fold")
-    for name, condition in TINY.items():
-        table.add_row(name, "ready", TINY_WORDS[condition], "", "in this package")
-    for m in available():
-        table.add_row(m.name, m.state, m.summary, ", ".join(m.adapters), m.where)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)

@@ -1,4 +1,4 @@
-"""Run a study from the command line, then draw its figures, write its report and print its tables."""
+"""Run a study from the command line, then draw its figures, write its report and say what was found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from plot_ot.cli.common import (
     Address,
+    AsJson,
     Bits,
     Controls,
     Debug,
@@ -53,6 +54,8 @@ def run_heq(
     threads: Threads = 1,
     sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
     figures: Figures = True,
+    detail: Detail = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     engine: EngineName = "process",
     address: Address = None,
@@ -77,11 +80,12 @@ def run_heq(
         sweep,
         figures,
         quiet,
-        False,
+        detail,
         crew,
         start_over,
         private,
         controls,
+        as_json,
     )
 
 
@@ -99,6 +103,7 @@ def run_addition(
     threads: Threads = 1,
     figures: Figures = True,
     detail: Detail = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     engine: EngineName = "process",
     address: Address = None,
@@ -128,6 +133,7 @@ def run_addition(
         start_over,
         private,
         controls,
+        as_json,
     )
 
 
@@ -146,13 +152,14 @@ def finish(
     start_over: bool = False,
     private: bool = False,
     controls: str = "full",
+    as_json: bool = False,
 ) -> None:
     """Run what is missing by an engine (its name, address, workers), draw, write the report, print."""
     import torch
 
     from plot_ot.cli.engine_options import engine_by_name
     from plot_ot.cli.progress import Watch
-    from plot_ot.cli.show import print_run
+    from plot_ot.cli.show import print_json, print_run
     from plot_ot.files.privacy import shared_command
     from plot_ot.report.page import write_page
     from plot_ot.studies.running import run_study
@@ -185,6 +192,8 @@ def finish(
         for kind in ("png", "pdf"):
             task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
     report = write_page([run.path])
-    if not quiet:
+    if as_json:
+        print_json(run)
+    elif not quiet:
         print_run(run, detail)
         console.print(f"Report: {report}", soft_wrap=True, highlight=False)

@@ -163,7 +163,5 @@ class Study:
         return float(correct(recording, handle, self.problem.readout).double().mean())
 
     def _examples(self, key: Json, handle: Handle) -> list[Json]:
-        wording = self.prepared.wording
-        if wording is None:
-            return []
-        return example_rows(key, handle, self.tests[handle.variable, "sensitivity"], wording, self.problem.readout)
+        recording = self.tests[handle.variable, "sensitivity"]
+        return example_rows(key, handle, recording, self.prepared.wording, self.problem.readout)
