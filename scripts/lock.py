@@ -1,8 +1,9 @@
 """Write what can be installed, and what is: requirements.lock, the end of constraints.txt, and sbom.cdx.json.
 
-`make lock` runs it. requirements.lock has every package of every extra and group that Python 3.11 on Linux needs, with the hashes
-of its files for all systems, and no address of an index. torch is left out on purpose: its builds (CPU, CUDA, ROCm) are different files
-of one version, and which one is right is for the machine to say. What torch itself needs is in.
+`make lock` runs it. requirements.lock has every package of every extra and group that Python 3.11 on Linux needs, with
+the hashes of its files for all systems, and no address of an index. torch is left out on purpose: its builds (CPU,
+CUDA, ROCm) are different files of one version, and which one is right is for the machine to say. What torch itself
+needs is in.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -21,8 +23,9 @@ LOCK, CONSTRAINTS, SBOM = ROOT / "requirements.lock", ROOT / "constraints.txt", 
 MARK = "# -- what else comes along: written by `make lock` --"
 OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 """What every build of torch needs."""
-HEADER = f"""# Every package of every extra and group (Python 3.11, Linux) with the hashes of its files: written by `make lock`, not by hand.
-# Not in here: torch, whose builds for CPU and GPU are different files of one version ({{torch}}). Install it first, then
+HEADER = f"""\
+# Every package of every extra and group, for Python 3.11 on Linux, with the hashes of its files: `make lock`.
+# Not in here: torch ({{torch}}), whose builds for CPU and GPU are different files of one version. Install it first:
 #     pip install --require-hashes --no-deps -r {LOCK.name} && pip install --no-deps plot-ot
 """
 

@@ -143,7 +143,7 @@ def asked(world: World, out: Path, cache: Path, seeds: tuple[int, ...], methods:
     """Run the study of a world into a directory."""
     write_sources(cache, SEEDS, world.weights, world.questions)
     versions = {"plot_ot": world.version, "torch": torch.__version__}
-    with mock.patch("plot_ot.studies.running.library_versions", lambda: versions):
+    with mock.patch("plot_ot.studies.running.library_versions", return_value=versions):
         task = TinyTask(world.size, world.settings)
         run_study(task, seeds=seeds, methods=methods, out=out, cache=cache, controls="standard", **how)
 

@@ -215,7 +215,7 @@ def test_f09_a_missing_or_damaged_handle_is_noticed_and_made_anew(cache, tmp_pat
 
 
 def change_a_digit(path, key):
-    """Another number under a key, as a slip of the hand or of the disk leaves it: the file is as good JSON as before."""
+    """Another number under a key, as a slip of the hand or of the disk leaves it; the file is still JSON."""
     before = path.read_text()
     after = re.sub(rf'("{key}": \d+\.?\d*?)(\d)\b', lambda m: m[1] + str((int(m[2]) + 1) % 10), before, count=1)
     assert after != before

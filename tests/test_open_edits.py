@@ -188,17 +188,26 @@ def test_f3_no_edit_is_lost_beside_another_thread():
     two_threads(30)
 
 
-@pytest.mark.long
-def test_f3_no_edit_of_a_thousand_is_lost_beside_another_thread():
-    two_threads(1000)
+def test_f3_two_threads_that_edit_side_by_side_lose_nothing():
+    assert side_by_side(40) == [0, 0]
+
+
+def side_by_side(times: int) -> list[object]:
+    """What is lost in each of two threads that edit a network of their own."""
     nets = [made(k) for k in range(2)]
     found: list[object] = []
-    threads = [threading.Thread(target=lambda n=n: found.append(lost(*n, 1000))) for n in nets]
+    threads = [threading.Thread(target=lambda n=n: found.append(lost(*n, times))) for n in nets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [0, 0]
+    return found
+
+
+@pytest.mark.long
+def test_f3_no_edit_of_a_thousand_is_lost_beside_another_thread():
+    two_threads(1000)
+    assert side_by_side(1000) == [0, 0]
 
 
 def test_an_edit_acts_in_the_thread_that_opened_it_and_says_so():
@@ -236,6 +245,57 @@ def test_f13_a_language_model_that_another_thread_edits_is_refused():
     with handle.on(subject, SOURCE):
         assert "one thread at a time" in str(in_thread(lambda: handle.apply(subject, BASE, SOURCE)))
         model(input_ids=ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"use_cache": False}], ids=["cache", "beams", "no cache"])
+def test_f3_tasks_that_generate_side_by_side_each_see_their_own_edit(options):
+    """Threads of `asyncio.to_thread` take turns on one language model, each under an edit of its own."""
+    model = network("llama")
+    model.generation_config.eos_token_id = None
+    subject = DecoderSubject(model, encode, ANSWERS)
+    handle = whole(subject, "block_output.1")
+    ids, mask = encode(BASE[:1])
+
+    def generated() -> list[int]:
+        made = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False, **options)
+        return made[0].tolist()
+
+    def under(k: int) -> list[int]:
+        with handle.on(subject, SOURCE[k : k + 1]):
+            return generated()
+
+    expected, clean = [under(k) for k in range(3)], generated()
+
+    async def one(k: int, turn: asyncio.Lock) -> list[int]:
+        await asyncio.sleep(0)
+        async with turn:
+            return await asyncio.to_thread(under, k)
+
+    async def everything() -> list[list[int]]:
+        turn = asyncio.Lock()
+        return await asyncio.gather(*(one(k, turn) for k in range(3)))
+
+    assert asyncio.run(everything()) == expected
+    assert generated() == clean
+    assert any(e != clean for e in expected)
+    assert hooks_of(model) == 0
+
+
+def test_f4_an_error_in_generation_under_a_compiled_model_leaves_nothing():
+    model = network("llama")
+    subject = DecoderSubject(model, encode, ANSWERS)
+    ids, mask = encode(BASE)
+    compiled = torch.compile(model, backend="eager")
+    clean = compiled(input_ids=ids, attention_mask=mask).logits
+
+    def stop(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), whole(subject, "block_output.1").on(subject, SOURCE):
+        model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3, stopping_criteria=[stop])
+    assert hooks_of(model) == 0
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    torch.testing.assert_close(compiled(input_ids=ids, attention_mask=mask).logits, clean)
 
 
 # -- tasks, nesting, errors ---------------------------------------------------------------------------------------

@@ -95,6 +95,17 @@ def test_f19_names_are_printed_as_they_are(tmp_path, monkeypatch, capsys, name):
     assert (name if name != ESCAPES else "x1b[31mred") in shown
 
 
+@pytest.mark.parametrize("kind", ["markdown", "latex", "csv"])
+def test_f20_tables_do_not_steer_the_terminal_they_are_printed_on(tmp_path, monkeypatch, capsys, kind):
+    run = text_run(tmp_path / "run").path
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(rename(results, "das", ESCAPES) | {"task": "another"}))
+    assert call(monkeypatch, "table", str(run), "--format", kind, "--all") == 0
+    shown = capsys.readouterr().out
+    assert "red" in shown
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown)
+
+
 def test_f20_an_error_about_a_strange_name_does_not_steer_the_terminal(monkeypatch, capsys):
     assert call(monkeypatch, "show", f"[bold]{ESCAPES}") == 2
     shown = capsys.readouterr().err

@@ -19,12 +19,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from decoders import network, transformers
-from plot_ot import load_sae, read_pairs
+from nets import mlp
+from plot_ot import MLPSubject, load_sae, read_pairs
 from plot_ot.cli.task_files import load_tokenizer
 from plot_ot.errors import PlotError
+from plot_ot.exchange import from_causalab
 from plot_ot.files import safe_reading
 from plot_ot.files.safe_reading import parse_json, read_npz, read_parquet, read_torch_file
 from plot_ot.models.loading import load_model
+from plot_ot.models.named import hash_file
 from plot_ot.planner import shape_by_name
 from plot_ot.tasks.mcqa_file import read_questions
 from refusals import assert_refused
@@ -159,6 +162,8 @@ def test_f14_pipes_and_devices_are_refused_not_waited_for(tmp_path: Path, kind: 
     assert_soon_refused(lambda: load_sae(tmp_path / "b"), ["sae_weights.safetensors", "not an ordinary file"])
     for name, load in {
         "params.npz": load_sae,
+        "bundle.safetensors": lambda path: from_causalab(path, MLPSubject(mlp(3, 4, 2)), "z"),
+        "weights.bin": hash_file,
         "pairs.jsonl": lambda path: list(read_pairs(path).base),
         "pairs.csv": lambda path: list(read_pairs(path).base),
         "questions.parquet": lambda path: read_questions(str(path)),

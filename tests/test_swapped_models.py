@@ -1,4 +1,4 @@
-"""F5 for language models: a directory, an adapter, a tokenizer or a file of questions that is replaced between calls."""
+"""F5 for language models: a directory, adapter, tokenizer or file of questions that is replaced between two calls."""
 
 from __future__ import annotations
 

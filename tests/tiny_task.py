@@ -1,4 +1,4 @@
-"""A task so small that thousands of runs of it fit into minutes; what it is made of lies in files that can be swapped."""
+"""A task so small that thousands of runs fit into minutes; what it is made of lies in files that can be swapped."""
 
 from __future__ import annotations
 

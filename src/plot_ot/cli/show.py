@@ -204,7 +204,7 @@ def table(
         write_atomically(out, text.encode())
         console.print(f"Tables: {out}", soft_wrap=True, highlight=False)
     else:
-        print(text, end="")  # a file's content, not a message: no wrapping, no markup
+        print(printable(text), end="")  # a file's content, not a message: no wrapping, no markup
 
 
 def view(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 
 from plot_ot.edits import Frame
@@ -22,7 +21,7 @@ from plot_ot.errors import PlotError
 from plot_ot.exchange.fold import EXACT, only_edit, principal, shape_of
 from plot_ot.exchange.names import parse_place_name
 from plot_ot.exchange.torch_files import tensor_of
-from plot_ot.files.safe_reading import UNREADABLE, parse_json
+from plot_ot.files.safe_reading import UNREADABLE, open_tensors, parse_json
 from plot_ot.files.writing import to_json, write_atomically
 from plot_ot.handles import Edit, Handle
 from plot_ot.subjects import Subject
@@ -94,7 +93,7 @@ def from_causalab(
     bundle's site, or `place`.
     """
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             names = [n for n in file.keys() if n == "weight" or n.startswith("weight[")]  # noqa: SIM118
             wanted = [n for n in names if entry in (None, n)]

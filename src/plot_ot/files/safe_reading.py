@@ -117,10 +117,17 @@ def read_json(path: Path) -> Any:
         raise PlotError(f"{path} cannot be read ({_short(e)}). Delete it and run again to make it anew.") from e
 
 
-def read_tensors(path: str | os.PathLike[str], most: int = MOST_TENSORS) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a safetensors file of at most `most` bytes."""
+@contextmanager
+def open_tensors(path: str | os.PathLike[str], most: int = MOST_TENSORS) -> Iterator[Any]:
+    """A safetensors file of at most `most` bytes, open for reading one tensor at a time."""
     _refuse_size(path, os.stat(path), most)
     with safe_open(os.fspath(path), framework="pt") as file:
+        yield file
+
+
+def read_tensors(path: str | os.PathLike[str], most: int = MOST_TENSORS) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file of at most `most` bytes."""
+    with open_tensors(path, most) as file:
         return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 

@@ -30,7 +30,7 @@ import torch
 
 from plot_ot.errors import PlotError, suggestion, unknown
 from plot_ot.files.locks import Lock
-from plot_ot.files.safe_reading import parse_json, read_json
+from plot_ot.files.safe_reading import open_ordinary, parse_json, read_json
 from plot_ot.files.writing import Json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
 from plot_ot.models.loading import load_model
@@ -220,11 +220,11 @@ def hash_file(path: Path) -> str:
     """SHA-256 of a file."""
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path, 1 << 50) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
-    except OSError as e:
-        raise PlotError(f"Cannot read {path}: {e.strerror or e}.") from e
+    except (OSError, ValueError) as e:
+        raise PlotError(f"Cannot read {path}: {getattr(e, 'strerror', None) or e}.") from e
     return digest.hexdigest()
 
 
