@@ -2,35 +2,58 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE := $(VENV)/.core
+MODELS := $(VENV)/.models
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo test test-long mutants lint format bench docs audit clean
+.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt  ## what a user installs: the library alone
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench,hf,browser,ray]' -c constraints.txt
+	$(INSTALL) pip
+	$(BIN)/python scripts/announce_torch.py -c constraints.txt
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	touch $@
+
+$(MODELS): $(CORE)  ## and Hugging Face language models
+	$(INSTALL) -e '.[hf]'
+	touch $@
+
+$(READY): $(MODELS)  ## and what developers need
+	$(INSTALL) -e '.[hf,ray]' --group dev --group bench --group browser
 	touch $@
 
 browser:  ## the browser that tests open the report in; without it they are skipped
 	command -v chromium chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }
 
-demo: setup  ## the paper's first study on one seed: table, handles and figures in runs/demo
+demo: $(CORE)  ## the paper's first study on one seed: sentences, report, handles and figures in runs/demo
 	$(BIN)/plot-ot run heq --seeds 1 --first-seed 1 --sampler balanced --out runs/demo
-	@echo "Figures: runs/demo/figures"
+
+demo-lm: $(MODELS)  ## where does a small language model keep the right line of a question? report in runs/demo-lm
+	$(BIN)/plot-ot localize examples/pointer.py --model tiny --out runs/demo-lm
 
 test: setup  ## one process per core of a small machine; a file's tests share one, and with it their fixtures
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
+	$(INSTALL) --group fuzz
 	$(BIN)/python -m pytest -m long
 
+test-minimum: $(CORE)  ## the oldest versions that pyproject.toml allows (torch apart), in an environment of their own
+	bash scripts/test_minimum.sh $(PYTHON)
+
+package: setup  ## the wheel and the source distribution, checked: small, complete, with a description that renders
+	$(INSTALL) --group package
+	rm -rf dist && $(BIN)/python -m build --quiet --outdir dist && $(BIN)/twine check --strict dist/*
+	$(BIN)/python scripts/check_package.py dist
+
 mutants: setup  ## changes one expression at a time and asks whether the tests notice: docs/results/mutants.md
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]' -c constraints.txt
+	$(INSTALL) --group mutants
 	nice $(BIN)/python benchmarks/mutants.py
 
 lint: setup
@@ -63,11 +86,11 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/decoder_speed.py --model $${PLOT_OT_CACHE:-$$HOME/.cache/plot-ot}/models/smollm2
 
 docs: setup
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	$(INSTALL) --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 audit: setup  ## known holes in what is installed; needs a network
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[audit]' -c constraints.txt
+	$(INSTALL) --group audit
 	$(BIN)/pip-audit --strict -r constraints.txt --no-deps --disable-pip
 
 clean:

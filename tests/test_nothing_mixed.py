@@ -14,7 +14,7 @@ from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_layout import unit_path
 from plot_ot.files.run_reading import read_run
-from plot_ot.files.unit_files import digest
+from plot_ot.files.seals import digest
 from plot_ot.methods import Method
 from plot_ot.report.paper_tables import paper_tables, render
 from plot_ot.sites import blocks

@@ -17,6 +17,7 @@ from plot_ot.files.run_layout import LISTS
 from plot_ot.files.run_reading import read_run
 from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
+from plot_ot.judging.capacity import Capacity
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Accuracy, Bootstrap
 from plot_ot.judging.profile import Profile
@@ -89,6 +90,13 @@ class Result:
         if variable not in self.handles:
             unknown("variable", variable, self.handles)
         return Profile.from_rows(variable, self.unit.get("profile", []))
+
+    def capacity(self, variable: str) -> Capacity:
+        """The best calibration score for every number of directions that was tried, beside that of shuffled values."""
+        if variable not in self.handles:
+            unknown("variable", variable, self.handles)
+        rows = {s["variable"]: s.get("capacity") for s in self.unit["selection"]}
+        return Capacity.from_row(variable, rows.get(variable) or Capacity.of(variable, {}, None).as_row())
 
     def __str__(self) -> str:
         lines = [v.sentence for v in self.verdicts.values()]

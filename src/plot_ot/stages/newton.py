@@ -25,7 +25,7 @@ from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.gauss_newton import DIRECTIONS, Map, Metric, Rest, Whitened, minimise
 from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
-from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.problem import Problem, State, best_by, best_of
 from plot_ot.subjects import BankRecording, Place
 
 PAIRS = "pairs"
@@ -78,7 +78,7 @@ class NewtonHandles:
     def __call__(self, problem: Problem, state: State) -> State:
         if not problem.subject.differentiable:
             return state
-        handles = dict(state.handles)
+        handles, capacity = dict(state.handles), dict[str, dict[int, float]]()
         for v in problem.variables:
             with problem.clock.part("calibration"):
                 ordinary = _Ordinary(problem)
@@ -102,13 +102,11 @@ class NewtonHandles:
                 if not tries:
                     continue
                 scores = _scores(problem, v, [(s.prior.place, s.frame(rank)) for s, rank in tries])
+                capacity[v] = best_by([rank for _, rank in tries], scores)
                 at = self._best(problem, v, tries, scores, found, stays)
             if at is None:
                 continue
             best, rank = tries[at]
-            by_place: dict[str, float] = {}
-            for (s, _), x in zip(tries, scores, strict=True):
-                by_place[s.prior.place.name] = max(x, by_place.get(s.prior.place.name, 0.0))
             chosen = {
                 "support": best.prior.place.name,
                 "form": f"newton ρ = {best.weight:g}",
@@ -119,12 +117,12 @@ class NewtonHandles:
                 "steps": best.steps,
                 "fit_loss": best.loss,
                 "calibration_score": scores[at],
-                "by_support": by_place,
+                "by_support": best_by([s.prior.place.name for s, _ in tries], scores),
             }
             if found is not None:
                 chosen |= {fact: found.chosen[fact] for fact in ("untried", "ways") if fact in found.chosen}
             handles[v] = handle_from_edits(v, [best.edit(rank)], 0, problem.subject, chosen)
-        return replace(state, handles=handles)
+        return replace(state, handles=handles, capacity=best_of(state.capacity, capacity))
 
     def forecast(self, ahead: Forecast) -> None:
         """Each step runs forward once, backward for the gradient and for every direction of the loss' curvature, and
