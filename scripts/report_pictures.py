@@ -1,6 +1,6 @@
 """Pictures of reports for docs/report.md: the top of each page in Chromium, as small PNG files.
 
-    python scripts/report_pictures.py docs/figures/report heq-one-seed=runs/heq:1280:light addition=runs/addition:400:dark
+    python scripts/report_pictures.py docs/figures/report heq=runs/heq:1280:light adder=runs/addition:400:dark
 
 Each picture is NAME=RUN:WIDTH:THEME[:HEIGHT], RUN being a run directory with a report.html. It needs Selenium, Chromium
 and chromedriver (`make browser`).

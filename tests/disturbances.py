@@ -365,10 +365,7 @@ class Campaign:
         else:
             self.counts["equal"] += 1
 
-
-    def attempt(
-        self, draw: random.Random, work: Callable[[], object], out: Path, story: list[str], kill: bool
-    ) -> str:
+    def attempt(self, draw: random.Random, work: Callable[[], object], out: Path, story: list[str], kill: bool) -> str:
         """Do the work, perhaps killed on its way: whether it `ended`, was `killed` or `refused`, or was wrong."""
         try:
             if kill:
@@ -477,7 +474,9 @@ def campaign(runs: int, first: int, folder: Path, say: Callable[[str], None] = p
         found.saves(number) if number % 8 == 7 else found.sequence(number)
         number += 1
         if number % 50 == 0:
-            say(f"{found.runs} runs in {number - first} sequences: {dict(found.counts)}, {len(found.failures)} failures")
+            say(
+                f"{found.runs} runs in {number - first} sequences: {dict(found.counts)}, {len(found.failures)} failures"
+            )
     return found
 
 
