@@ -298,16 +298,17 @@ def test_the_numbers_behind_a_verdict(bench):
 def numbers_of(verdict: Verdict) -> str:
     n = verdict.evidence
     return (
-        f"andle {n['handle']:.3f} [{n['handle_low']:.3f}, {n['handle_high']:.3f}], full patch {n['full_patch']:.3f}, "
-        f"copy-source {n['copy_source']:.3f}, random {n['random_mean']:.3f}, invariance {n['invariance']:.3f}."
+        f"he handle is right on {n['handle']:.3f} [{n['handle_low']:.3f}, {n['handle_high']:.3f}] of the discriminating "
+        f"pairs, the full patch on {n['full_patch']:.3f}, copying the source on {n['copy_source']:.3f}, random handles "
+        f"on {n['random_mean']:.3f}; of the pairs that keep the variable, {n['invariance']:.3f} stay right."
     )
 
 
 def test_the_sentence_of_every_status(bench):
     compact = bench.verdict()
-    assert compact.sentence == f"left: placed in layer1, compact in 1 of 4 dimensions; h{numbers_of(compact)}"
+    assert compact.sentence == f"left: placed in layer1, compact in 1 of 4 dimensions; t{numbers_of(compact)}"
     placed = bench.verdict(size=4)
-    assert placed.sentence == f"left: placed in layer1; h{numbers_of(placed)}"
+    assert placed.sentence == f"left: placed in layer1; t{numbers_of(placed)}"
     part = bench.verdict(handle=0.6, copied=0.2, rebuilt=0.6)
     n = part.evidence
     best = max(n["copy_source"], n["random_places"])
@@ -315,11 +316,11 @@ def test_the_sentence_of_every_status(bench):
         f"left: in part in layer1: the handle beats every control but is right on only {n['handle']:.0%} of the "
         f"discriminating pairs [{n['handle_low']:.0%}, {n['handle_high']:.0%}]; it closes "
         f"{(n['handle'] - best) / (1 - best):.0%} of the gap between the best control and always right. "
-        f"H{numbers_of(part)}"
+        f"T{numbers_of(part)}"
     )
     absent = bench.verdict(copied=0.99, kept=0.5)
     reasons = f"{absent.gate(SOURCE).sentence}; {absent.gate(REST).sentence}"
-    assert absent.sentence == f"left: not localized here (layer1): {reasons}. H{numbers_of(absent)}"
+    assert absent.sentence == f"left: not localized here (layer1): {reasons}. T{numbers_of(absent)}"
     # in part or not at all: what did not hold is the reason
     doubt = bench.verdict(handle=0.7, copied=0.65, rebuilt=0.7)
     assert doubt.status is UNDECIDED
@@ -329,7 +330,7 @@ def test_the_sentence_of_every_status(bench):
     assert f"{said} {rest.evidence['read_from_used']:.0%} of" in rest.sentence
     decodable = bench.verdict(rebuilt=0.5)
     assert decodable.sentence == (
-        f"left: decodable here, not used here (layer1): {decodable.gate(READS).sentence}. H{numbers_of(decodable)}"
+        f"left: decodable here, not used here (layer1): {decodable.gate(READS).sentence}. T{numbers_of(decodable)}"
     )
     undecided = bench.verdict(handle=0.82, kept=0.91)
     more = max(undecided.gate(name).more for name in (WORKS, REST))
@@ -337,7 +338,7 @@ def test_the_sentence_of_every_status(bench):
     assert undecided.sentence == (
         f"left: undecided with these pairs (layer1): {undecided.gate(WORKS).sentence}; "
         f"{undecided.gate(REST).sentence}. About {more:.2g} times as many base inputs would decide. "
-        f"H{numbers_of(undecided)}"
+        f"T{numbers_of(undecided)}"
     )
     assert str(undecided) == undecided.sentence
 

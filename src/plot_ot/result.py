@@ -115,8 +115,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The verdicts as plain HTML, and below them the whole report in a frame of its own."""
-        lists = (self.unit.get(name, []) for name in ("verdicts", "runtimes", "selection"))
-        told = fragment(self.records, *lists, self.controls.get("notes", []))
+        verdicts, notes = self.unit.get("verdicts", []), self.controls.get("notes", [])
+        told = fragment(self.records, verdicts, self.unit["runtimes"], self.unit["selection"], notes)
         with tempfile.TemporaryDirectory() as folder:
             self._write(Path(folder) / "run")
             report = html.escape(page([Path(folder) / "run"]), quote=True)

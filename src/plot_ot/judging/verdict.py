@@ -290,8 +290,9 @@ def _sentence(
 ) -> str:
     where, variable, accuracy, kept = ", ".join(handle.places), handle.variable, found.accuracy, found.kept
     numbers = (
-        f"handle {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}], full patch {n['full_patch']:.3f}, "
-        f"copy-source {n['copy_source']:.3f}, random {n['random_mean']:.3f}, invariance {kept.value:.3f}"
+        f"the handle is right on {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}] of the discriminating "
+        f"pairs, the full patch on {n['full_patch']:.3f}, copying the source on {n['copy_source']:.3f}, random handles "
+        f"on {n['random_mean']:.3f}; of the pairs that keep the variable, {kept.value:.3f} stay right"
     )
     also = f"{numbers[0].upper()}{numbers[1:]}."
     if status is Status.COMPACT:

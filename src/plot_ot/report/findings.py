@@ -89,9 +89,14 @@ class Finding:
         return len(self.said)
 
     @property
+    def claims(self) -> bool:
+        """Whether the headline names a place."""
+        return self.status in LEADS
+
+    @property
     def headline(self) -> str:
         """Where the variable is, in one line."""
-        if self.status in LEADS:
+        if self.claims:
             return self.where[:1].upper() + self.where[1:] or "Found"
         if self.status is Status.OUTPUT:
             return "An output variable"
@@ -106,11 +111,7 @@ class Finding:
         pairs = f"{self._pairs} test pairs that can tell" if self.pairs else "test pairs that can tell"
         others = [(label, self.shares.get(key)) for key, label in OTHERS.items()]
         beside = ", ".join(f"{label} {percent(x.mean)}" for label, x in others if x is not None)
-        verb = (
-            "Right on"
-            if self.status in LEADS
-            else f"The best handle{f' ({self.where})' if self.where else ''} is right on"
-        )
+        verb = "Right on" if self.claims else f"The best handle{f' ({self.where})' if self.where else ''} is right on"
         mean = " on average" if self.seeds > 1 else ""
         return f"{verb} {percent(own.mean)} of the {pairs}{mean}{own.bounds}; {beside}."
 
@@ -161,7 +162,7 @@ class Finding:
         elif self.status is Status.UNDECIDED:
             lead = f"these pairs cannot decide where {who} is. The best candidate: {self.where}."
         else:
-            lead = f"{who} is an output variable: copying the other input's answer always sets it."
+            lead = f"{who} is an output variable. {self.reasons[0] if self.reasons else ''}".strip()
         said = [several + lead if several or lead.startswith(who) else lead[:1].upper() + lead[1:]]
         if own is not None:
             mean = "an average of " if self.seeds > 1 else ""
@@ -281,7 +282,10 @@ def _reasons(verdicts: Sequence[Json], status: Status) -> tuple[str, ...]:
         if found:
             return tuple(found)
     plain = str(mine["sentence"]).partition(" Note:")[0].removeprefix(f"{mine['variable']}: ")
-    return (plain.removeprefix("undecided with these pairs; "),)
+    for status_words in ("undecided with these pairs; too", "an output variable (its"):
+        if plain.startswith(status_words):  # the headline says it
+            plain = plain.replace(status_words, status_words.split()[-1].lstrip("("), 1)
+    return (plain[:1].upper() + plain[1:],)
 
 
 def meaning_of(reading: Reading, variable: str) -> str:
@@ -328,7 +332,7 @@ def extent(selection: Json, tokens: dict[str, str], widths: dict[str, int]) -> s
     total = sum(widths.get(p, 0) for p in places)
     sites = [parse_site_name(str(s), places) for s in chosen.get("sites") or ()]
     bases = {s.basis for s in sites if s.start is not None}
-    if total and size == total and not bases - {""}:
+    if total and size == total and not bases - {""} and not chosen.get("form"):
         return f"all of {where}"
     if bases == {""}:
         single = sorted(s.start for s in sites if s.start is not None)
@@ -336,6 +340,6 @@ def extent(selection: Json, tokens: dict[str, str], widths: dict[str, int]) -> s
             listed = names([str(k) for k in single])
             return f"neuron{'' if size == 1 else 's'} {listed} of {where}"
         return f"{count(size, 'neuron')} of {where}"
-    if bases and bases <= {"pc", "pca"}:
+    if bases and all(b.startswith(("pc", "band")) for b in bases):
         return f"{count(size, 'principal component')} of {where}"
     return f"{count(size, 'direction')} of {where}"

@@ -28,7 +28,7 @@ from plot_ot.report.comparison import compare
 from plot_ot.report.findings import findings
 from plot_ot.report.payload import CHARTED, payload
 from plot_ot.report.tables import CONTROLS, methods_in
-from plot_ot.report.words import percent
+from plot_ot.report.words import count, percent
 from plot_ot.version import __version__
 
 STYLES = ("tokens.css", "page.css", "parts.css")
@@ -89,7 +89,7 @@ def run_page(reading: Reading) -> str:
         "left_out": data.get("left_out") or [],
         "complete": reading.compiled,
         "units": reading.units,
-        "problems": [*reading.problems, *filter(None, [reading.gaps_sentence])],
+        "problems": shortened([*reading.problems, *filter(None, [reading.gaps_sentence])]),
         "figure_links": sections.figure_links,
         "lists": [name for name, rows in (data.get("results") or {}).items() if isinstance(rows, list) and rows],
     }
@@ -102,6 +102,17 @@ def run_page(reading: Reading) -> str:
         ) from e
 
 
+MOST_PROBLEMS = 8
+"""More problems than this are counted, not listed."""
+
+
+def shortened(problems: Sequence[str]) -> list[str]:
+    """The first problems, and how many more there are."""
+    more = len(problems) - MOST_PROBLEMS
+    rest = [f"{count(more, 'more such problem')}: `plot-ot show` lists them all."] if more > 0 else []
+    return [*problems[:MOST_PROBLEMS], *rest]
+
+
 def _applicable(reading: Reading, data: Json) -> dict[str, bool]:
     """Which charts and tables have something to show in this run; the others are left out."""
     tested = [m for m in data.get("methods") or [] if m["accuracy"]["mean"] is not None and m["kind"] != "control"]
@@ -110,6 +121,8 @@ def _applicable(reading: Reading, data: Json) -> dict[str, bool]:
     profiles = [p for some in (data.get("profile") or {}).values() for by in some.values() for p in by.values()]
     return {
         "several": several,
+        "zoom": bool(data.get("zoom")),
+        "cost": bool(timed),
         "profile": any(len(p["places"]) > 1 for p in profiles),
         "stretch": len({h["method"] for h in data["naturalness"] if h["stretch"] is not None}) > 1,
         "capacity": bool(data.get("capacity")),

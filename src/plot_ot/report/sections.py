@@ -62,6 +62,8 @@ def about(reading: Reading) -> str:
     where = f" in {names(subjects)}" if subjects else ""
     model = reading.config.get("model")
     where += f" ({model})" if model and str(model) not in where else ""
+    if not seeds:
+        return f"{TASKS.get(task, task)}: nothing has been measured yet, or what was measured cannot be read."
     tested = "Everything was chosen on calibration pairs and tested once on held-out pairs."
     if not is_study(reading):
         return f"Looked for{where}{_shape(reading)}. {tested}"

@@ -113,6 +113,10 @@ def _why(items: Sequence[Item], measure: str, total: float | None) -> str:
     taken = [i for i in items if i.on]
     if not taken or len(items) < 2:
         return ""
+
+    def called(i: Item) -> str:  # sites inside a place are labelled by their numbers
+        return i.name[i.name.index("[") :] if "[" in i.name else place_words(i.name)
+
     scored = [i for i in items if i.score is not None]
     most = max(items, key=lambda i: i.mass or 0.0)
 
@@ -127,15 +131,15 @@ def _why(items: Sequence[Item], measure: str, total: float | None) -> str:
     best = len(scored) > 1 and one.score is not None and one.score >= max(i.score or 0.0 for i in scored) - 1e-9
     reached = percent(one.score) if one.score is not None else ""
     if measure == "score":
-        return f"Taken: {place_words(one.name)}, best on calibration pairs ({reached})."
+        return f"Taken: {called(one)}, best on calibration pairs ({reached})."
     if one is most or share(one) == share(most):
-        return f"Taken: {place_words(one.name)}, with {share(one)} of the mass" + (
+        return f"Taken: {called(one)}, with {share(one)} of the mass" + (
             f" and the best calibration accuracy ({reached})." if best else "."
         )
-    over = f"although {place_words(most.name)} has more mass ({share(most)})"
+    over = f"although {called(most)} has more mass ({share(most)})"
     if best:
-        return f"Taken: {place_words(one.name)}, best on calibration pairs ({reached}), {over}."
-    return f"Taken: {place_words(one.name)}, as calibration chose it, {over}."
+        return f"Taken: {called(one)}, best on calibration pairs ({reached}), {over}."
+    return f"Taken: {called(one)}, as calibration chose it, {over}."
 
 
 class Zoom:
@@ -345,7 +349,10 @@ def _plural(places: Iterable[str]) -> str:
 def _parts(sites: Sequence[SiteName]) -> str:
     """The name of the sites inside a place."""
     if any(s.basis for s in sites):
-        return "principal components" if {s.basis for s in sites} & {"pc", "pca"} else "spans"
+        if not {s.basis for s in sites} & {"pc", "pca"}:
+            return "spans"
+        several = all((s.end or 0) - (s.start or 0) > 1 for s in sites)
+        return "bands of components" if several and len({s.start for s in sites}) > 1 else "principal components"
     if any(s.start is None for s in sites):
         return "sites"
     return "neurons" if all(s.end == (s.start or 0) + 1 for s in sites) else "blocks of neurons"

@@ -34,7 +34,7 @@ function exampleCard(e) {
   const said = [["without the swap", e.before], ["with the swap", e.after], ["expected by the causal model", e.expected], [same ? "copying the source would say" : "copying the source would wrongly say", e.source_answer]];
   const prompt = (title, value, side) => element("div", {}, element("div", { class: "muted" }, title), promptText(value, spans(side)));
   return element("article", { class: `example ${e.right ? "right" : "wrong"}` },
-    element("div", { class: "head" }, element("b", {}, e.right ? "✓ right" : "✗ wrong"), element("span", {}, e.variable), e.family && e.family !== "all" ? element("span", {}, `changed: ${e.family}`) : null, labels ? element("span", {}, `swapped at: ${labels}`) : null),
+    element("div", { class: "head" }, element("b", {}, e.right ? "✓ right" : "✗ wrong"), element("span", {}, e.variable), e.family && e.family !== "all" ? element("span", {}, `kind of pair: ${e.family}`) : null, labels ? element("span", {}, `swapped at: ${labels}`) : null),
     element("div", { class: "prompts" }, prompt("base: what the network is asked", e.base_prompt, "base"), prompt(`source: where ${e.variable} is taken from`, e.source_prompt, "source")),
     element("dl", {}, ...said.filter(([, x]) => x !== undefined && x !== null).map(([title, x], k) => element("div", { class: k === 1 ? "after" : "" }, element("dt", {}, title), element("dd", { dir: "auto" }, String(x))))));
 }

@@ -326,7 +326,8 @@ function openStage(k) {
 
 function closeStage() {
   zoom.open = null;
-  document.getElementById("zoom-detail").hidden = true;
+  const panel = document.getElementById("zoom-detail");
+  if (panel) panel.hidden = true;
   drawZoom();
 }
 
