@@ -135,7 +135,8 @@ class NnsightSubject(Subject):
             _, vectors = self._run(inputs, new, [name])
             current = vectors[name].unflatten(0, (variants, pairs))
             new[name] = later[name](current).flatten(0, 1)
-        return self._run(inputs, new, [])[0].unflatten(0, (variants, pairs))
+        outputs: Tensor = self._run(inputs, new, [])[0].unflatten(0, (variants, pairs))
+        return outputs
 
     def intervene(self, rewrites: Rewrites) -> contextlib.AbstractContextManager[OpenEdit]:
         raise PlotError(
