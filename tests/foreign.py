@@ -42,3 +42,13 @@ def handle(subject: Subject, names: tuple[str, ...]) -> Handle:
 
 def subject_of(model: Any) -> decoders.DecoderSubject:
     return decoders.DecoderSubject(model, decoders.encode, decoders.ANSWERS, kinds=KINDS, positions=decoders.POSITIONS)
+
+
+def run_page(note: str) -> None:
+    """The page about other tools, with the blocks that need one of them."""
+    from test_docs import DOCS, blocks, module_of
+
+    page = DOCS / "other-tools.md"
+    chosen = [b for b in blocks(page, "python") if b.note in ("", note)]
+    assert any(b.note == note for b in chosen)
+    exec(compile(module_of(page, chosen), "other-tools.md", "exec"), {"__name__": "page"})  # noqa: S102

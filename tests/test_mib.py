@@ -25,7 +25,7 @@ from plot_ot.mib.residual import find_units
 from plot_ot.mib.scoring import answered, unit_scores
 from plot_ot.models import LanguageModel
 
-QUICK = ["--epochs", "6", "--dimensions", "4", "--places", "2", "--quiet"]
+QUICK = ["--epochs", "3", "--dimensions", "4", "--places", "2", "--quiet"]
 
 
 @pytest.fixture(scope="module")

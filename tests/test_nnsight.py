@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import decoders
-from foreign import KINDS, SETS, handle, subject_of, tokenizer
+from foreign import KINDS, SETS, handle, run_page, subject_of, tokenizer
 from plot_ot import LanguageModel, PlotError, Subject, load_subject, record_pairs
 from plot_ot.exchange import NnsightSubject
 from plot_ot.models.foreign import opened_up
@@ -85,3 +85,8 @@ def test_weights_that_are_not_loaded_are_refused(tmp_path) -> None:
     with pytest.raises(PlotError, match=r"has not loaded its weights.*NnsightSubject"):
         load_subject(model)
     assert torch.get_default_device().type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_about_it_runs() -> None:
+    run_page("needs: nnsight")

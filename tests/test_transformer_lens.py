@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import decoders
-from foreign import SETS, handle, subject_of, tokenizer
+from foreign import SETS, handle, run_page, subject_of, tokenizer
 from plot_ot import Edit, Frame, Handle, LanguageModel, PlotError, load_subject
 from plot_ot.exchange import lens_hooks
 from plot_ot.models.foreign import opened_up
@@ -127,3 +127,8 @@ def test_a_hooked_transformer_is_a_module_with_hooks_as_places() -> None:
     assert decoders.relative(made.apply(subject, base, source), theirs) < 1e-5
     with pytest.raises(PlotError, match="give the `places`"):
         load_subject(model)
+
+
+@bridged
+def test_the_page_about_it_runs() -> None:
+    run_page("needs: lens")
