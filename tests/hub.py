@@ -105,7 +105,7 @@ class _Answers(BaseHTTPRequestHandler):
 @contextmanager
 def local_hub(monkeypatch: Any, cache: Any) -> Iterator[LocalHub]:
     """A hub of this machine's own, which the client talks to instead of the real one."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, hf_api
 
     hub = LocalHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (_Answers,), {"hub": hub}))
@@ -118,6 +118,7 @@ def local_hub(monkeypatch: Any, cache: Any) -> Iterator[LocalHub]:
     }.items():
         if hasattr(constants, name):
             monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.address)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -35,7 +35,8 @@ class Block:
     text: str
     line: int
     note: str
-    """`needs: hub`, `needs: gpu`: checked, not run. `printed`: what the code before prints, up to numbers."""
+    """`needs: hub`, `needs: gpu`: checked, not run. `needs: lens`, `needs: nnsight`: run by the tests of these tools.
+    `printed`: what the code before prints, up to numbers."""
 
     @property
     def needs(self) -> bool:
@@ -47,7 +48,7 @@ def blocks(page: Path, *kinds: str) -> list[Block]:
     found = [
         Block(m["kind"], m["text"], text[: m.start("text")].count("\n"), m["note"] or "") for m in FENCE.finditer(text)
     ]
-    notes = {b.note for b in found} - {"", "printed", "needs: hub", "needs: gpu"}
+    notes = {b.note for b in found} - {"", "printed", "needs: hub", "needs: gpu", "needs: lens", "needs: nnsight"}
     assert not notes, f"{named(page)}: what does {notes} mean?"
     return [b for b in found if b.kind in kinds]
 

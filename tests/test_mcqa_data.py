@@ -395,7 +395,7 @@ def test_questions_come_from_a_data_set_on_the_hub(tmp_path: object, monkeypatch
         return ["README.md", *files]
 
     monkeypatch.setattr(hub, "list_repo_files", listed)
-    monkeypatch.setattr(hub, "hf_hub_download", lambda repo, name, repo_type: str(files[name]))
+    monkeypatch.setattr(hub, "hf_hub_download", lambda repo, name, **_: str(files[name]))
     assert render(read_questions("owner/copycolors").rows) == [prompts[1], prompts[0]]  # by file name
     assert render(read_questions("owner/copycolors:four/train").rows) == [prompts[0]]
     assert asked == [("owner/copycolors", "dataset")] * 2

@@ -20,6 +20,7 @@ from plot_ot.files.run_reading import Reading
 from plot_ot.localizing import METHODS as METHODS
 from plot_ot.localizing import Question, answer, answer_early, pairs_per_bank, read_given
 from plot_ot.methods import Method
+from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
 from plot_ot.models.tiny import TINY, load_tiny
 from plot_ot.result import Result
@@ -76,11 +77,14 @@ def load_subject(
       its `tokenizer`: comes back as a `LanguageModel`, or with a `hypothesis` (prompts, answers, tokens) as the subject
       that this hypothesis makes of it, its answers checked first. `options` go to the loader (device, dtype,
       device_map, revision, attn_implementation, gguf_file) and to the subject (layers, kinds, memory).
+    - A TransformerLens `TransformerBridge` or an nnsight `LanguageModel`: the Hugging Face model inside it.
     - An `nn.Sequential` of linear layers and activations, as it is.
     - Any other module, with the `places` (names of submodules) to look at and an `example` input row.
     - A `CausalModel`, with input rows as `example`: exact ground truth, or one causal model aligned with another.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled module's own
+    if places is None:
+        model, tokenizer = opened_up(model, tokenizer)
     if isinstance(model, CausalModel):
         if example is None:
             raise PlotError(
@@ -95,12 +99,17 @@ def load_subject(
         one_by_one = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
         if isinstance(model, nn.Sequential) and one_by_one and set(paths) <= children and "position" not in options:
             return SequentialSubject(model, places, example, **options)
-        return ModuleSubject(model, places, example, **options)
+        return ModuleSubject(model, places, example, **(hooked_options() if is_hooked(model) else {}) | options)
     if isinstance(model, nn.Sequential):
         return MLPSubject(model, **options)
     start = time.perf_counter()
     bound = {k: options.pop(k) for k in ("layers", "kinds", "memory") if k in options}
     if isinstance(model, nn.Module):
+        if is_hooked(model):
+            raise PlotError(
+                f"A {type(model).__name__} has weights of its own kind: give the `places` to look at (such as "
+                f"'blocks.3.hook_resid_post') and an `example` row of tokens, or a TransformerBridge of the same model."
+            )
         if tokenizer is None:
             raise PlotError(
                 "A live language model needs its `tokenizer`; any other network the `places` to look at (names of its "

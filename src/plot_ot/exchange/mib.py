@@ -61,22 +61,28 @@ def to_mib(handle: Handle, directory: str | os.PathLike[str], *, token: str | No
             f"{TARGET} swaps orthonormal directions with strength 1; at {edit.place.name} the handle for "
             f"'{handle.variable}' has {shape_of(edit)}. Export it to pyvene, or a DAS handle of the same place to MIB."
         )
-    kind, state, options, features = "Identity", dict[str, Tensor](), dict[str, Any](), edit.place.width
-    if chosen is None:
-        assert found is not None  # noqa: S101
-        layer = RotateLayer(found.basis)
-        kind, features = "Subspace", found.basis.shape[1]
+    swapped = chosen if chosen is not None and len(chosen) < edit.place.width else None
+    basis = None if chosen is not None or found is None else found.basis
+    return write_triplet(Path(directory) / unit, edit.place.width, basis, swapped, handle.variable)
+
+
+def write_triplet(
+    base: Path, width: int, basis: Float[Tensor, "d k"] | None, indices: list[int] | None, variable: str
+) -> Path:
+    """Write the three files whose names begin with `base`: a rotation, or without one the identity, and indices."""
+    kind, state, options, features = "Identity", dict[str, Tensor](), dict[str, Any](), width
+    if basis is not None:
+        layer = RotateLayer(basis)
+        kind, features = "Subspace", basis.shape[1]
         state = {f"rotate.{name}": t for name, t in layer.state_dict().items()}
         options = {"rotation_matrix": layer.weight.detach().clone(), "requires_grad": False}
     info = {
         "featurizer_class": f"{kind}FeaturizerModule",
         "inverse_featurizer_class": f"{kind}InverseFeaturizerModule",
         "n_features": features,
-        "featurizer_id": f"plot-ot {handle.variable}",
+        "featurizer_id": f"plot-ot {variable}",
         "additional_config": options,
     }
-    indices = chosen if chosen is not None and len(chosen) < features else None
-    base = Path(directory) / unit
     for suffix in SUFFIXES[:2]:
         write_atomically(Path(f"{base}{suffix}"), to_bytes({"model_info": info, "state_dict": state}))
     write_atomically(Path(f"{base}_indices"), json.dumps(indices).encode())

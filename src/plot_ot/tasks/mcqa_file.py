@@ -18,12 +18,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.errors import PlotError
-from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_parquet
+from plot_ot.files.entries import SUFFIXES, fetched, read_entries
 from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON, Lexicon
 from plot_ot.tasks.mcqa_data import FAMILIES
 from plot_ot.tasks.mcqa_text import COL, OPTIONS, SYM, check_rows, render
 
-SUFFIXES = (".json", ".jsonl", ".parquet")
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<folder>[\w./-]+))?")
 _QUESTION = re.compile(r"(?P<noun>.+?) (?P<verb>is|are) (?P<colour>\w+)\. What color (?P=verb) (?P<again>.+)\?")
 
@@ -43,13 +42,13 @@ def read_questions(at: str | Path) -> PublicQuestions:
     folders or splits `owner/name:4_answer_choices/test`); an entry that does not fit is refused, none is left out."""
     hub = HUB_ID.fullmatch(str(at))
     if hub and not Path(at).exists() and not str(at).endswith(SUFFIXES):
-        files = _fetched(hub["repo"], hub["folder"] or "")
+        files = fetched(hub["repo"], hub["folder"] or "")
     else:
         files = [Path(at)]
     reader, path = _Reader(Path(at)), Path(at)
     base: list[list[int]] = []
     pairs: dict[str, list[tuple[list[int], list[int]]]] = {}
-    for number, entry in enumerate(entry for file in files for entry in _entries(file)):
+    for number, entry in enumerate(entry for file in files for entry in read_entries(file, "`prompt` and `choices`")):
         base.append(reader.row(entry, f"entry {number}"))
         for family in FAMILIES:
             other = entry.get(f"{family}_counterfactual")
@@ -60,49 +59,6 @@ def read_questions(at: str | Path) -> PublicQuestions:
         raise PlotError(f"{path} holds no questions.")
     together = {f: (torch.tensor([b for b, _ in p]), torch.tensor([s for _, s in p])) for f, p in pairs.items()}
     return PublicQuestions(torch.tensor(base), together, reader.lexicon)
-
-
-def _fetched(repo: str, folder: str) -> list[Path]:
-    """The files of a data set on the hub that hold questions, fetched once into the hub's own cache."""
-    try:
-        from huggingface_hub import hf_hub_download, list_repo_files
-    except ImportError:
-        raise PlotError("Data sets on the hub need the `hf` extra: pip install 'plot-ot[hf]'.") from None
-    try:
-        listed = list_repo_files(repo, repo_type="dataset")
-        found = [f for f in sorted(listed) if f.endswith(SUFFIXES) and f.startswith(folder)]
-        fetched = [Path(hf_hub_download(repo, f, repo_type="dataset")) for f in found]
-    except Exception as e:  # a missing network, name or permission fails in many ways
-        reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
-        raise PlotError(
-            f"'{repo}' is neither a local file nor a hub data set: {reason} Check the name and the "
-            f"network, or give the path of a local copy."
-        ) from e
-    if not fetched:
-        held = ", ".join(f for f in sorted(listed) if f.endswith(SUFFIXES)) or "none"
-        raise PlotError(f"The data set '{repo}' has no questions under '{folder}'. Files that could hold some: {held}.")
-    return fetched
-
-
-def _entries(path: Path) -> list[dict[str, Any]]:
-    if path.suffix not in SUFFIXES:
-        raise PlotError(f"Cannot read questions from '{path.name}': its suffix must be one of {', '.join(SUFFIXES)}.")
-    try:
-        if path.suffix == ".parquet":
-            entries = read_parquet(path)
-        elif path.suffix == ".jsonl":
-            entries = [parse_json(line) for line in read_bytes(path).decode("utf-8").splitlines() if line.strip()]
-        else:
-            entries = parse_json(read_bytes(path).decode("utf-8"))
-    except FileNotFoundError:
-        raise PlotError(f"There is no file {path}.") from None
-    except UNREADABLE as e:
-        raise PlotError(f"{path} is damaged or not {path.suffix[1:]} ({e}).") from e
-    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-        raise PlotError(
-            f"{path} must hold a list of entries with `prompt` and `choices`; found {type(entries).__name__}."
-        )
-    return entries
 
 
 class _Reader:

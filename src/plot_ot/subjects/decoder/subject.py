@@ -18,6 +18,7 @@ from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.architecture import Decoder, refuse_answers
 from plot_ot.subjects.decoder.cache import ATTENTION, PrefixCache, PrefixView, branch_attention, register_attention
 from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_some, spots
+from plot_ot.subjects.decoder.lens_names import from_lens
 from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder.offload import ModelWeights
 from plot_ot.subjects.decoder.passes import SpotEdit, in_parts, resumed_pass
@@ -107,6 +108,11 @@ class DecoderSubject(PromptSubject):
         return other
 
     # -- Subject -----------------------------------------------------------------------------------------
+
+    def place(self, name: str) -> Place:
+        """The place of that name, which may be TransformerLens' (`blocks.7.hook_resid_post`)."""
+        sandwiched = hasattr(self.decoder.blocks[0], "post_feedforward_layernorm")
+        return super().place(from_lens(name, sandwiched=sandwiched) or name)
 
     @property
     def device(self) -> torch.device:

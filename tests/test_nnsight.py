@@ -1,0 +1,92 @@
+"""With the real nnsight: its models as subjects, and its own runs, also packed as for a remote one, beside ours."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import decoders
+from foreign import KINDS, SETS, handle, run_page, subject_of, tokenizer
+from plot_ot import LanguageModel, PlotError, Subject, load_subject, record_pairs
+from plot_ot.exchange import NnsightSubject
+from plot_ot.models.foreign import opened_up
+
+nnsight = pytest.importorskip("nnsight")
+OPTIONS = {"kinds": KINDS, "positions": decoders.POSITIONS}
+
+
+def envelope(family: str, folder) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nnsight renames its classes
+        return nnsight.LanguageModel(decoders.network(family), tokenizer=tokenizer(folder))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "llama", "qwen2"])
+def test_a_handle_in_nnsight_does_what_it_does_here(family: str, tmp_path) -> None:
+    model = envelope(family, tmp_path)
+    ours, plain = subject_of(opened_up(model)[0]), subject_of(decoders.network(family))
+    assert ours.identity() == plain.identity()
+    there = NnsightSubject(model, decoders.encode, decoders.ANSWERS, **OPTIONS, remote="local")
+    assert there.identity() == plain.identity()
+    assert there.places == plain.places
+    for names in SETS if family in ("gpt2", "gemma2") else SETS[-1:]:
+        made = handle(plain, names)
+        expected = made.apply(plain, decoders.BASE, decoders.SOURCE)
+        for subject in (ours, there):
+            assert decoders.relative(made.apply(subject, decoders.BASE, decoders.SOURCE), expected) < 1e-5
+
+
+def test_recordings_are_the_same(tmp_path) -> None:
+    model = envelope("llama", tmp_path)
+    plain = subject_of(decoders.network("llama"))
+    there = NnsightSubject(model, decoders.encode, **OPTIONS, remote=False, at_once=4)
+    [expected] = record_pairs(plain.watching(vocabulary=True), (decoders.BASE, decoders.SOURCE))
+    [found] = record_pairs(there, (decoders.BASE, decoders.SOURCE))
+    assert decoders.relative(found.base_outputs, expected.base_outputs) < 1e-5
+    for place in plain.places:
+        assert decoders.relative(found.source_at(place), expected.source_at(place)) < 1e-5
+
+
+def test_load_subject_takes_nnsights_model_and_its_tokenizer(tmp_path) -> None:
+    model = envelope("llama", tmp_path)
+    loaded = load_subject(model)
+    assert isinstance(loaded, LanguageModel)
+    assert loaded.tokenizer is model.tokenizer
+    assert next(loaded.model.parameters()) is next(model._module.parameters())
+
+
+def test_what_nnsight_cannot_do_is_said(tmp_path) -> None:
+    model = envelope("llama", tmp_path)
+    there = NnsightSubject(model, decoders.encode, decoders.ANSWERS, layers=[1])
+    assert isinstance(there, Subject)
+    assert not there.differentiable
+    [recording] = record_pairs(there, (decoders.BASE, decoders.SOURCE))
+    wanted = recording.base_at(there.places[0])[None].requires_grad_()
+    with pytest.raises(PlotError, match="Gradients do not come back"):
+        there.resume(recording.store, recording.base_rows, there.places[0], wanted, {})
+    with pytest.raises(PlotError, match="no edit stays open"), there.intervene({}):
+        pass
+    for options, said in (
+        ({"remote": "far"}, "False, True or 'local'"),
+        ({"at_once": 0}, "at least 1"),
+        ({"kinds": ("nonsense",)}, "nonsense"),
+    ):
+        with pytest.raises(PlotError, match=said):
+            NnsightSubject(model, decoders.encode, decoders.ANSWERS, **options)
+    with pytest.raises(PlotError, match="Expected nnsight's LanguageModel; found LlamaForCausalLM"):
+        NnsightSubject(decoders.network("llama"), decoders.encode)
+
+
+def test_weights_that_are_not_loaded_are_refused(tmp_path) -> None:
+    model = envelope("llama", tmp_path)
+    model._module.to("meta")
+    with pytest.raises(PlotError, match=r"has not loaded its weights.*NnsightSubject"):
+        load_subject(model)
+    assert torch.get_default_device().type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_about_it_runs() -> None:
+    run_page("needs: nnsight")
