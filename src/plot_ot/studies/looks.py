@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from plot_ot.judging.status import Status
 
 SPENT = 0.02
-"""How often the interval that is reported may miss, all looks together, by the bootstrap's own count. It is far less
-than the 5 % of a single look, because that count is optimistic with few inputs and because no more than one study in a
-hundred may be called placed by mistake, also where the truth lies just below a bound (docs/trust.md has the rates)."""
+"""How often the interval that is reported may miss, all looks together: less than the 5 % of a single look, so that no
+more than one study in a hundred is called placed by mistake, also where the truth lies just below a bound."""
 FIRST = 64
 """Fit pairs of the first look; the next ones have twice as many each."""
 TESTS = 4
