@@ -8,7 +8,7 @@ MODELS := $(VENV)/.models
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit clean
+.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit lock clean
 
 setup: $(READY)
 
@@ -72,6 +72,9 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/addition_study.py
 	$(BIN)/python benchmarks/addition_ceiling.py --seeds 0 1 2 3 4 5 6 7 8 9 --widths 8 --out docs/results
 	$(BIN)/python benchmarks/addition_speed.py
+	$(BIN)/python benchmarks/natural_study.py
+	$(BIN)/python benchmarks/two_halves.py
+	$(BIN)/python benchmarks/newton_pairs.py --models planted-1000 planted-1001 planted-1002 ioi smollm2
 	$(BIN)/python benchmarks/language_study.py tiny
 	$(BIN)/python benchmarks/language_study.py settings
 	$(BIN)/python benchmarks/language_study.py smollm2 --seeds 1
@@ -89,9 +92,14 @@ docs: setup
 	$(INSTALL) --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-audit: setup  ## known holes in what is installed; needs a network
+audit: setup  ## known holes in all that is pinned, torch included; needs a network
 	$(INSTALL) --group audit
-	$(BIN)/pip-audit --strict -r constraints.txt --no-deps --disable-pip
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+	$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+lock: setup  ## requirements.lock with hashes, the rest of constraints.txt, sbom.cdx.json; needs a network
+	$(INSTALL) --group audit
+	$(BIN)/python scripts/lock.py
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache

@@ -164,6 +164,7 @@ class Result:
             raise PlotError(f"{directory} has no results of method '{method}' in seed {seed}.")
         told = ("no-edit", "copy-source", CONTROLS)
         controls = {name: [r for r in here[name] if r.get("method") in told] for name in ("records", "notes")}
+        run.require_handles(seed, method)
         handles = {s["variable"]: Handle.load(run.handle_path(seed, method, s["variable"])) for s in unit["selection"]}
         verdicts = {v["variable"]: Verdict.from_row(v) for v in unit["verdicts"]}
         notes = [str(n) for n in run.manifest.get("notes", [])]

@@ -135,6 +135,15 @@ class Reading:
             return {}
         return {k: of[k] for k in ("subject", "banks", "settings") if k in of}
 
+    def require_handles(self, seed: int, name: str) -> None:
+        """Refuse handles of a unit that are missing, or are not those that were written with it."""
+        path = unit_path(self.path, seed, name)
+        try:
+            if path.exists():
+                check_handles(self.path, seed, parse_unit(path))
+        except Damaged as e:
+            raise PlotError(f"{path} cannot be used: {e}. Run its method again to make it anew.") from None
+
     def rows(self, name: str, **fields: object) -> list[Json]:
         """The entries of a list with the given values."""
         return [r for r in self.results[name] if all(r.get(k) == v for k, v in fields.items())]

@@ -136,9 +136,9 @@ def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str])
         return path
     if str(model) in PACKAGED and not shipped:
         raise PlotError(
-            f"The adapters for '{model}' are not installed; found '{adapter}', which is no directory either. They come with "
-            f"the source distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or "
-            f"give the directory of an adapter."
+            f"The adapters for '{model}' are not installed, and '{adapter}' is no directory. They come with the source "
+            f"distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or give "
+            f"an adapter's directory."
         )
     unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
 

@@ -210,8 +210,9 @@ def _packed(content: bytes) -> str:
 
 @lru_cache(maxsize=1)
 def _library() -> str:
-    """The source of plotly.js, which the page carries with it."""
-    return _packed(unwrapped((files("plotly") / "package_data" / "plotly.min.js").read_bytes()))
+    """The source of plotly.js, which the page carries with it, and its licence."""
+    licence = f"/*! plotly.js\n\n{_asset('plotly-licence.txt')}*/\n".encode()
+    return _packed(licence + unwrapped((files("plotly") / "package_data" / "plotly.min.js").read_bytes()))
 
 
 def unwrapped(library: bytes) -> bytes:

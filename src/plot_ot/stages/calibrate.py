@@ -35,8 +35,8 @@ class Search:
     """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance; `sensitive`: only pairs
     that change the variable."""
     ties: str = "smallest"
-    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the most `natural`: of
-    the smallest K, the lowest loss among swaps that stop at the source's value, and the weakest where all go beyond."""
+    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the most `natural`:
+    of the smallest K, the lowest loss among swaps that stop at the source's value, the weakest where all go beyond."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:

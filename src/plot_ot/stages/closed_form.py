@@ -50,6 +50,11 @@ class ClosedForm:
         for v in problem.variables:
             with problem.clock.part("closed_form"):
                 candidates = [c for p in state.places[v] for c in self.candidates(problem.fit, p, v)]
+            if not candidates:
+                raise PlotError(
+                    f"No pair of the fit bank moves the states at {', '.join(p.name for p in state.places[v])} where "
+                    f"'{v}' changes: base and source states are all equal, or there is nothing to regress on."
+                )
             with problem.clock.part("calibration"):
                 weights = pair_weights(problem.calibration, v, problem.score)
                 tries = [(c.place, c.frame) for c in candidates]
@@ -84,6 +89,8 @@ class ClosedForm:
         """Every closed form at a place, by rule for the cells."""
         base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
         difference = source - base
+        if not difference.any():  # a dead place has nothing to offer
+            return []
         found = [
             Form(place, "contrastive", k, "alone", frame)
             for k, frame in contrastive(difference, fit.bank.changed[variable], self.sizes)
