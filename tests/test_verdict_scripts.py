@@ -298,9 +298,10 @@ def test_the_numbers_behind_a_verdict(bench):
 def numbers_of(verdict: Verdict) -> str:
     n = verdict.evidence
     return (
-        f"he handle is right on {n['handle']:.3f} [{n['handle_low']:.3f}, {n['handle_high']:.3f}] of the discriminating "
-        f"pairs, the full patch on {n['full_patch']:.3f}, copying the source on {n['copy_source']:.3f}, random handles "
-        f"on {n['random_mean']:.3f}; of the pairs that keep the variable, {n['invariance']:.3f} stay right."
+        f"he handle is right on {n['handle']:.3f} [{n['handle_low']:.3f}, {n['handle_high']:.3f}] of the "
+        f"discriminating pairs, the full patch on {n['full_patch']:.3f}, copying the source on "
+        f"{n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of the pairs that keep the variable, "
+        f"{n['invariance']:.3f} stay right."
     )
 
 

@@ -225,8 +225,7 @@ def finding(reading: Reading, method: str, variable: str, verdicts: Sequence[Jso
     ordered = sorted(tally.items(), key=lambda x: (-x[1], -STATUSES.index(x[0])))
     status = ordered[0][0]
     there = [v["seed"] for v in verdicts if Status(v["status"]) is status]
-    places = Counter(filter(None, (where_found(reading, s, method, variable) for s in there)))
-    extents = places.most_common()
+    extents = _grouped([x for seed in there if (x := where_found(reading, seed, method, variable))])
     found = {name: share for name in SHARES if (share := _share(name, verdicts))}
     told = [int(n) for n in numbers([v["evidence"].get("discriminating") for v in verdicts])]
     return Finding(
@@ -275,17 +274,17 @@ def _first_place(extents: Sequence[tuple[str, int]], seeds: int) -> str:
 def _reasons(verdicts: Sequence[Json], status: Status) -> tuple[str, ...]:
     """Sentences of the gates that failed or, where none did, of those that cannot say."""
     mine = next(v for v in verdicts if Status(v["status"]) is status)
-    gates = mine.get("gates")
+    gates, of = mine.get("gates"), f"seed {mine['seed']}: " if len(verdicts) > 1 else ""
     known = [g for g in gates if isinstance(g, dict) and "sentence" in g] if isinstance(gates, list) else []
     for answer in ("fails", "cannot say"):
-        found = [str(g["sentence"]) for g in known if g.get("answer") == answer and g.get("name") != "compact"]
+        found = [f"{of}{g['sentence']}" for g in known if g.get("answer") == answer and g.get("name") != "compact"]
         if found:
             return tuple(found)
     plain = str(mine["sentence"]).partition(" Note:")[0].removeprefix(f"{mine['variable']}: ")
-    for status_words in ("undecided with these pairs; too", "an output variable (its"):
-        if plain.startswith(status_words):  # the headline says it
-            plain = plain.replace(status_words, status_words.split()[-1].lstrip("("), 1)
-    return (plain[:1].upper() + plain[1:],)
+    plain = plain.removeprefix("undecided with these pairs; ")  # the headline says it
+    if plain.startswith("an output variable ("):
+        plain = plain.removeprefix("an output variable (").replace(")", "", 1)
+    return (of + plain if of else plain[:1].upper() + plain[1:],)
 
 
 def meaning_of(reading: Reading, variable: str) -> str:
@@ -312,10 +311,43 @@ def token_labels(reading: Reading) -> dict[str, str]:
     return found
 
 
-def where_found(reading: Reading, seed: int, method: str, variable: str) -> str:
+@dataclass(frozen=True)
+class Extent:
+    """What a handle takes of its places."""
+
+    size: int
+    unit: str
+    """Neurons, directions or principal components, in the singular; empty for whole places."""
+    where: str
+    exactly: str = ""
+    """Which neurons, where they are few."""
+
+    def __str__(self) -> str:
+        return self.exactly or _amount([self.size], self.unit, self.where)
+
+
+def _amount(sizes: Sequence[int], unit: str, where: str) -> str:
+    low, high = min(sizes), max(sizes)
+    if not unit:
+        return f"all of {where}"
+    return f"{count(high, unit) if low == high else f'{low} to {high} {unit}s'} of {where}"
+
+
+def _grouped(extents: Sequence[Extent]) -> list[tuple[str, int]]:
+    """The places of several seeds in words, the most frequent first, each with the range of sizes and its seeds."""
+    if len(extents) == 1:
+        return [(str(extents[0]), 1)]
+    by_place: dict[tuple[str, str], list[int]] = {}
+    for x in extents:
+        by_place.setdefault((x.unit, x.where), []).append(x.size)
+    ordered = sorted(by_place.items(), key=lambda kv: -len(kv[1]))
+    return [(_amount(sizes, unit, where), len(sizes)) for (unit, where), sizes in ordered]
+
+
+def where_found(reading: Reading, seed: int, method: str, variable: str) -> Extent | None:
     """A handle's place and what it takes there: `5 neurons of layer 1`, `3 directions of block 2, last token`."""
     rows = reading.rows("selection", seed=seed, method=method, variable=variable)
-    return extent(rows[0], token_labels(reading), widths_of(reading)) if rows else ""
+    return extent(rows[0], token_labels(reading), widths_of(reading)) if rows else None
 
 
 def widths_of(reading: Reading) -> dict[str, int]:
@@ -325,21 +357,20 @@ def widths_of(reading: Reading) -> dict[str, int]:
     return {p["name"]: p["width"] for p in known if isinstance(p.get("name"), str) and numbers(p.get("width"))}
 
 
-def extent(selection: Json, tokens: dict[str, str], widths: dict[str, int]) -> str:
-    """What a handle takes of its places, in words."""
+def extent(selection: Json, tokens: dict[str, str], widths: dict[str, int]) -> Extent:
+    """What a handle takes of its places."""
     places, size, chosen = [str(p) for p in selection["places"]], int(selection["size"]), selection["chosen"]
     where = names([place_words(p, tokens) for p in places])
     total = sum(widths.get(p, 0) for p in places)
     sites = [parse_site_name(str(s), places) for s in chosen.get("sites") or ()]
     bases = {s.basis for s in sites if s.start is not None}
     if total and size == total and not bases - {""} and not chosen.get("form"):
-        return f"all of {where}"
+        return Extent(size, "", where)
     if bases == {""}:
         single = sorted(s.start for s in sites if s.start is not None)
-        if len(places) == 1 and len(single) == size <= 3:
-            listed = names([str(k) for k in single])
-            return f"neuron{'' if size == 1 else 's'} {listed} of {where}"
-        return f"{count(size, 'neuron')} of {where}"
+        few = len(places) == 1 and len(single) == size <= 3
+        exactly = f"neuron{'' if size == 1 else 's'} {names([str(k) for k in single])} of {where}" if few else ""
+        return Extent(size, "neuron", where, exactly)
     if bases and all(b.startswith(("pc", "band")) for b in bases):
-        return f"{count(size, 'principal component')} of {where}"
-    return f"{count(size, 'direction')} of {where}"
+        return Extent(size, "principal component", where)
+    return Extent(size, "direction", where)

@@ -216,7 +216,7 @@ def _handle(reading: Reading, selection: Json) -> Json:
     shares = judged.shares if judged else {}
     tests = {r["bank"]: [r["accuracy"], *_bounds(r)] for r in reading.rows("records", **key)}
     return {
-        "extent": extent(selection, token_labels(reading), widths_of(reading)),
+        "extent": str(extent(selection, token_labels(reading), widths_of(reading))),
         "places": selection["places"],
         "size": selection["size"],
         "setting": setting(c),

@@ -250,7 +250,7 @@ function handleCard(handle, at) {
   const card = shape("g", { class: "handle-card" });
   card.append(shape("rect", { ...at, rx: 12, class: "box" }));
   const inner = at.width - 30, own = handle.shares.handle;
-  const lines = wrapped(handle.extent, inner, 8.2).slice(0, 3).map((line) => [line, "big"]);
+  const lines = wrapped(handle.extent, inner, 9).slice(0, 3).map((line) => [line, "big"]);
   if (own) {
     lines.push([`right on ${percent(own[0])}`, "right"], ...wrapped(`of the ${handle.pairs ?? ""} test pairs that can tell`, inner).map((line) => [line, "small"]));
     if (own.length > 1) lines.push([`95 % interval ${percent(own[1])} to ${percent(own[2])}`, "small"]);
