@@ -1,12 +1,13 @@
 """What does a recording cost when prompts that begin alike run as a trie? Beside plain recordings, in one process.
 
 python benchmarks/trie_recording.py
-python benchmarks/trie_recording.py --prompts 200 --rounds 1
+python benchmarks/trie_recording.py --prompts 100 --rounds 1 --tasks mcqa ioi
 
 The prompts are the first distinct ones of a study's banks (`--seed`), drawn as if the model answered all correctly;
 `mcqa, five shots` has five solved questions in front of each. Every round records all of them both ways, the order
 changing from round to round, once as a filter does (no keys and values kept) and once with every second prompt as a
-base. Writes docs/results/trie.md and trie.json.
+base. What is done once per model, two passes over one prompt to look at its masks, is done before. Writes
+docs/results/trie.md and trie.json, in which every task has its section.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from plot_ot.tasks import IndirectObject, MultipleChoice
 from plot_ot.tasks.language import LanguageTask
 
 SHOTS = 5
-WANTED = 0.8
-"""The share of the counted saving that must be reached in CPU seconds."""
 
 
 def prompts_of(task: LanguageTask, count: int, seed: int, shots: int) -> list[str]:
@@ -86,6 +85,8 @@ def measure(task: LanguageTask, texts: list[str], rounds: int) -> dict[str, Any]
         "runs": [],
     }
     subject.record(rows[:4])  # warm, and checked
+    longest = int(trie.lengths.argmax())
+    subject.sharing.tables(subject.decoder, ids[longest : longest + 1, -int(trie.lengths[longest]) :])
     for k in range(rounds):
         for kind, some in bases.items():
             run: dict[str, Any] = {"kind": kind}
@@ -119,7 +120,7 @@ def _recorded(subject: DecoderSubject, rows: Tensor, bases: Tensor, way: str) ->
 def page(results: dict[str, Any]) -> list[str]:
     """The page: counts, seconds, memory."""
     rows = []
-    for name, r in results["tasks"].items():
+    for name, r in results.items():
         count = r["tokens"] / r["nodes"]
         for kind in ("filter", "bases"):
             runs = [x for x in r["runs"] if x["kind"] == kind]
@@ -143,18 +144,25 @@ def page(results: dict[str, Any]) -> list[str]:
             )
     head = ["recording", "prompts", "tokens / nodes", "CPU s plain / trie", "faster", "of the count", "in recordings"]
     head += ["keys MB", "peak MB", "difference"]
-    m = results["machine"]
+    ran = [
+        f"- {name}: `{r['command']}` at commit {r['commit']}, load {r['machine']['load_average_before'][0]:.0f} on "
+        f"{r['machine']['cores']} cores ({r['machine']['cpu']})"
+        for name, r in results.items()
+    ]
     return [
         "# Recording prompts as a trie",
         "",
-        f"Made by `{results['command']}` at commit {results['commit']} on {m['cpu']}, {m['cores']} cores, one thread; "
-        f"SmolLM2-135M in float32, seed {results['seed']}, {results['rounds']} rounds. Plain and shared recordings "
-        "alternate in one process, so that both see the same machine; `faster` is the median over rounds of plain over "
-        "trie (range), `of the count` that over tokens / nodes. `filter` keeps no keys and values, `bases` those of "
-        "every second prompt. `peak` is what the process took on top of the model while it recorded, `difference` the "
-        "largest one between last residuals, relative to the largest of those.",
+        "SmolLM2-135M in float32, one thread. Plain and shared recordings alternate in one process, so that both see "
+        "the same machine; `faster` is the median over rounds of plain over trie in CPU seconds (range), `of the "
+        "count` that over tokens / nodes, which grows with the number of prompts. `filter` keeps no keys and values, "
+        "`bases` those of every second prompt. `peak` is what the process took on top of what it had before, "
+        "`difference` the largest one between last residuals, relative to the largest of those.",
         "",
         *markdown(head, rows),
+        "",
+        "Made by",
+        "",
+        *ran,
         "",
     ]
 
@@ -174,14 +182,16 @@ def main() -> None:
         "mcqa, five shots": (MultipleChoice(model="smollm2"), SHOTS),
     }
     command = f"python benchmarks/trie_recording.py --prompts {args.prompts} --rounds {args.rounds} --seed {args.seed}"
-    results: dict[str, Any] = {"command": command, "commit": commit(), "machine": machine(), "tasks": {}}
-    results |= {"seed": args.seed, "rounds": args.rounds}
+    store = args.results / "trie.json"
+    results: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
     for name in args.tasks:
         task, shots = kinds[name]
         say(f"  {name}")
-        results["tasks"][name] = measure(task, prompts_of(task, args.prompts, args.seed, shots), args.rounds)
+        about = {"command": f"{command} --tasks '{name}'", "commit": commit(), "machine": machine()}
+        found = measure(task, prompts_of(task, args.prompts, args.seed, shots), args.rounds)
+        results[name] = about | found
         args.results.mkdir(parents=True, exist_ok=True)
-        (args.results / "trie.json").write_text(json.dumps(results, indent=1) + "\n")
+        store.write_text(json.dumps(results, indent=1) + "\n")
         (args.results / "trie.md").write_text("\n".join(page(results)), encoding="utf-8")
 
 

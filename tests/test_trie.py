@@ -17,7 +17,7 @@ from decoders import (
 )
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.subjects import DecoderSubject, Recording, record_pairs
-from plot_ot.subjects.decoder import sizes
+from plot_ot.subjects.decoder import recording, shared_pass, sizes
 from plot_ot.subjects.decoder.pages import NodePages, Pages
 from plot_ot.subjects.decoder.trie import KeptNodes, Trie
 
@@ -57,7 +57,7 @@ def subject_of(model: nn.Module, **options: object) -> DecoderSubject:
     return DecoderSubject(model, encode, ANSWERS, **options)
 
 
-def counted(subject: DecoderSubject, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(subject: DecoderSubject) -> list[int]:
     """The tokens of every call of the first block from now on."""
     tokens: list[int] = []
     subject.decoder.blocks[0].register_forward_pre_hook(
@@ -131,14 +131,13 @@ def _numbers(kept: KeptNodes, start: int, end: int) -> list[int]:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *NAMED, *UNNAMED])
 def test_a_trie_records_and_resumes_as_plain_forwards_do(family, monkeypatch):
-    monkeypatch.setitem(sizes.RECORDED_AT_ONCE, "cpu", 30)  # many batches, each with something carried over
-    monkeypatch.setattr(sizes, "LEAST_AT_ONCE", 30)
+    small_passes(monkeypatch)  # many batches, each with something carried over
     model = network(family)
     subject = subject_of(model, positions={"early": position}, layers=[1, 3])
     base, source = ROWS[::2], ROWS[1::2]
-    tokens = counted(subject, monkeypatch)
-    [recording] = record_pairs(subject, (base, source))
-    store, trie = recording.store, Trie(*(t.bool() if k else t for k, t in enumerate(encode(ROWS))))
+    tokens = counted(subject)
+    [made] = record_pairs(subject, (base, source))
+    store, trie = made.store, Trie(*(t.bool() if k else t for k, t in enumerate(encode(ROWS))))
     looked = 2 * trie.paths.shape[1] + 1
     assert sum(tokens[:-1]) - looked == len(trie) < 0.6 * int(trie.lengths.sum())  # then one prompt is checked
     expected = torch.stack([oracle(model, int(r), {}) for r in store.inputs[:, 0]])
@@ -146,19 +145,91 @@ def test_a_trie_records_and_resumes_as_plain_forwards_do(family, monkeypatch):
     assert torch.equal(store.top_token, expected.argmax(dim=1))
     never(monkeypatch)
     [plain] = record_pairs(subject_of(model, positions={"early": position}, layers=[1, 3]), (base, source))
-    assert [type(p) for p in (_pages(recording), _pages(plain))] == [NodePages, Pages]
+    assert [type(p) for p in (_pages(made), _pages(plain))] == [NodePages, Pages]
     for place in subject.places:
         assert relative(store.activations[place.name], plain.store.activations[place.name]) < 1e-5
         edit = EditBatch(
             place, Frame.identity(place.width), torch.stack([torch.zeros(place.width), torch.ones(place.width)])
         )
-        found = respond(recording, [edit])
+        found = respond(made, [edit])
         whole = [
             oracle(model, int(b), {place.name: lambda _, a=a: a})
-            for b, a in zip(base[:, 0], recording.source_at(place), strict=True)
+            for b, a in zip(base[:, 0], made.source_at(place), strict=True)
         ]
         assert relative(found[1], as_answers(torch.stack(whole))) < 2e-5
 
 
-def _pages(recording: Recording) -> NodePages | Pages:
-    return recording.store.prefixes[0]._pages[0]
+def _pages(made: Recording) -> NodePages | Pages:
+    return made.store.prefixes[0]._pages[0]
+
+
+# -- what else must hold -------------------------------------------------------------------------------------------
+
+
+def small_passes(monkeypatch: pytest.MonkeyPatch, tokens: int = 30) -> None:
+    monkeypatch.setitem(sizes.RECORDED_AT_ONCE, "cpu", tokens)
+    monkeypatch.setattr(sizes, "LEAST_AT_ONCE", tokens)
+
+
+def swapped(made: Recording) -> Tensor:
+    place = made.subject.places[0]
+    return respond(made, [EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))])
+
+
+def test_keys_and_values_by_node_go_to_a_file_and_come_back(monkeypatch):
+    small_passes(monkeypatch)
+    pairs = ROWS[::2], ROWS[1::2]
+    model = network("qwen2")
+    [inside] = record_pairs(subject_of(model, positions={"early": position}), pairs)
+    [outside] = record_pairs(subject_of(model, positions={"early": position}, memory=1), pairs)
+    assert [r.store.prefixes[0].spilled for r in (inside, outside)] == [False, True]
+    assert isinstance(_pages(outside), NodePages)
+    assert relative(swapped(outside), swapped(inside)) < 1e-5
+
+
+def test_a_pass_that_memory_refuses_is_halved_and_carries_on(monkeypatch):
+    model = network("llama")
+    [expected] = record_pairs(subject_of(model), (ROWS[::2], ROWS[1::2]))
+    plain = recording.shared_pass
+
+    def refusing(decoder: object, batch: object, watched: object) -> Tensor:
+        if batch.ids.shape[1] > 40:
+            raise torch.OutOfMemoryError("out of memory")
+        return plain(decoder, batch, watched)
+
+    monkeypatch.setattr(recording, "shared_pass", refusing)
+    subject = subject_of(model)
+    [found] = record_pairs(subject, (ROWS[::2], ROWS[1::2]))
+    assert subject.limits.halvings
+    assert relative(found.store.outputs, expected.store.outputs) < 1e-5
+    assert relative(swapped(found), swapped(expected)) < 1e-5
+
+
+def test_a_model_that_a_trie_gets_wrong_is_recorded_plainly(monkeypatch):
+    model = network("llama")
+    subject = subject_of(model)
+    monkeypatch.setattr(
+        shared_pass,
+        "seen_at_the_end",
+        lambda table, lengths, queries, width: torch.ones(len(lengths), queries, width, dtype=torch.bool),
+    )  # as if its tokens saw what its masks do not show
+    [found] = record_pairs(subject, (ROWS[::2], ROWS[1::2]))
+    assert isinstance(_pages(found), Pages)
+    expected = torch.stack([oracle(model, int(r), {}) for r in found.store.inputs[:, 0]])
+    assert relative(found.store.outputs, as_answers(expected)) < 1e-5
+
+
+def test_prompts_that_share_nothing_run_as_before():
+    subject = subject_of(network("llama"))
+    tokens = counted(subject)
+    subject.record(ROWS[-4:])
+    assert sum(tokens[:1]) >= sum(len(p) for p in PROMPTS[-4:])  # one padded batch, and nothing looked at before
+
+
+def test_a_filter_keeps_nothing_and_answers_the_same(monkeypatch):
+    small_passes(monkeypatch)
+    model = network("gemma2")
+    store = subject_of(model).record(ROWS, torch.zeros(0, dtype=torch.long))
+    assert store.cache_bytes == 0
+    expected = torch.stack([oracle(model, int(r), {}) for r in ROWS[:, 0]])
+    assert torch.equal(store.top_token, expected.argmax(dim=1))
