@@ -120,7 +120,9 @@ class NewtonHandles:
                 "by_support": best_by([s.prior.place.name for s, _ in tries], scores),
             }
             if found is not None:
-                chosen |= {fact: found.chosen[fact] for fact in ("untried", "ways") if fact in found.chosen}
+                chosen |= {
+                    fact: found.chosen[fact] for fact in ("untried", "ways", "way_steps") if fact in found.chosen
+                }
             handles[v] = handle_from_edits(v, [best.edit(rank)], 0, problem.subject, chosen)
         return replace(state, handles=handles, capacity=best_of(state.capacity, capacity))
 
