@@ -366,3 +366,23 @@ def test_newton_at_a_place_that_nothing_looks_at_finds_nothing_and_does_not_fail
         right = problem.calibration.base_outputs.argmax(dim=-1) == problem.calibration.bank.labels["a"].long()
         untouched = (right[changed].double().mean() + right[~changed].double().mean()) / 2
         assert score == pytest.approx(float(untouched))
+
+
+def test_a_retraced_way_ends_where_its_handles_were_made(gates):
+    """Steps of a way that changed nothing are left out, and no others."""
+
+    @dataclass(frozen=True)
+    class Keeps:
+        def __call__(self, problem: Problem, state: State) -> State:
+            return state
+
+    _, problem = gates
+    worse, good, better_yet = Made(0.1), Made(0.5), Made(0.6)
+    for way, steps in (((good, Keeps()), 1), ((good, better_yet), 2), ((good, better_yet, Keeps()), 2)):
+        method = Method("m", "", (Best(((worse,), way)),))
+        handles = method.run(problem)[0].handles
+        assert {h.chosen["way_steps"] for h in handles.values()} == {(steps,)}
+        [again] = method.retraced(handles.values()).stages
+        assert again.ways == (way[:steps],)
+    kept = Best(((worse,), (Keeps(),)))(problem, good(problem, State.start(problem)))
+    assert {h.chosen["way_steps"] for h in kept.handles.values()} == {(0,)}

@@ -105,20 +105,24 @@ class Method:
     def retraced(self, handles: Iterable[Handle]) -> Method:
         """The method up to the stage that made the last of these handles, with only the ways they took.
 
-        Stages that came later and changed nothing are left out. Where a handle does not tell its way through every
-        choice, all ways are kept. No stage looks further than the places it is given.
+        Stages that came later and changed nothing are left out, also within a way. Where a handle does not tell its way
+        through every choice, all ways are kept. No stage looks further than the places it is given.
         """
         plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages]
         before = list(accumulate(int(isinstance(stage, Best)) for stage in plain))  # choices up to every stage
-        taken, ends = [], []
+        taken, ends = list[list[tuple[int, int]]](), list[int]()
         for h in handles:
             ends.append(int(h.chosen.get("stage", len(plain) - 1)))
-            taken.append(tuple(h.chosen.get("ways", ())))
+            ways = h.chosen.get("ways", ())
+            taken.append(list(zip(ways, h.chosen.get("way_steps", [_steps(plain)] * len(ways)), strict=True)))
         told = all(len(ways) in (before[end], before[-1]) for ways, end in zip(taken, ends, strict=True))
         stages = plain[: 1 + max(ends)]
         for n, stage in enumerate(stages):
             if isinstance(stage, Best) and told:
-                stages[n] = stage.only({ways[before[n] - 1] for ways in taken if len(ways) >= before[n]})
+                steps: dict[int, int] = {}
+                for way, count in (ways[before[n] - 1] for ways in taken if len(ways) >= before[n]):
+                    steps[way] = max(count, steps.get(way, 0))
+                stages[n] = stage.only(steps, steps)
         return replace(self, stages=tuple(stages))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
 from itertools import pairwise, product
 from typing import ClassVar
 
@@ -137,13 +136,15 @@ class Best:
     readable: int = 4
 
     def __call__(self, problem: Problem, state: State) -> State:
-        ends = [reduce(partial(advance, problem), way, state) for way in self.ways]
+        walked = [_walked(problem, state, way) for way in self.ways]
+        ends = [end for end, _ in walked]
         handles, calibrations = {}, {}
         for v in problem.variables:
             way = self._best([end.handles[v] for end in ends])
             best = ends[way]
-            taken = (*best.handles[v].chosen.get("ways", ()), way)  # a handle that was kept knows its earlier ways
-            handles[v] = noting(best.handles[v], ways=taken)
+            before = best.handles[v].chosen  # a handle that was kept knows its earlier ways
+            ways, steps = (*before.get("ways", ()), way), (*before.get("way_steps", ()), walked[way][1].get(v, 0))
+            handles[v] = noting(best.handles[v], ways=ways, way_steps=steps)
             if v in best.calibrations and best.calibrations[v].handle is best.handles[v]:
                 calibrations[v] = replace(best.calibrations[v], handle=handles[v])
         fitted = [end for end in ends if end.candidates is not state.candidates]
@@ -173,9 +174,19 @@ class Best:
         fewest = min(handles[k].size for k in tied)
         return next(k for k in tied if handles[k].size <= self.readable * fewest)
 
-    def only(self, ways: Iterable[int]) -> Best:
-        """The same choice between some of the ways."""
-        return replace(self, ways=tuple(self.ways[k] for k in sorted(ways)))
+    def only(self, ways: Iterable[int], steps: Mapping[int, int] | None = None) -> Best:
+        """The same choice between some of the ways, or between the first steps of each."""
+        return replace(self, ways=tuple(self.ways[k][: steps[k] if steps else None] for k in sorted(ways)))
+
+
+def _walked(problem: Problem, state: State, way: Sequence[Stage]) -> tuple[State, dict[str, int]]:
+    """Where a way ends, and after how many of its steps each variable's handle was there."""
+    made: dict[str, int] = {}
+    for number, stage in enumerate(way, 1):
+        last, state = state, advance(problem, state, stage)
+        changed = [v for v, h in state.handles.items() if v not in last.handles or h.edits is not last.handles[v].edits]
+        made |= dict.fromkeys(changed, number)
+    return state, made
 
 
 @dataclass(frozen=True)

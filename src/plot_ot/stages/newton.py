@@ -142,7 +142,7 @@ class NewtonHandles:
             "by_support": by_place,
         }
         if found is not None:
-            chosen |= {fact: found.chosen[fact] for fact in ("untried", "ways") if fact in found.chosen}
+            chosen |= {f: found.chosen[f] for f in ("untried", "ways", "way_steps") if f in found.chosen}
         return handle_from_edits(variable, best.edits, 0, problem.subject, chosen)
 
     def forecast(self, ahead: Forecast) -> None:

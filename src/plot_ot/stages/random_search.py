@@ -12,7 +12,7 @@ from itertools import count
 
 import torch
 
-from plot_ot.stages.choose import Best, LookFurther, SelectTokens
+from plot_ot.stages.choose import Best, Calibrate, LookFurther, SelectTokens
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, open_places, weightings
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Candidate, Problem, Stage, State
@@ -93,6 +93,8 @@ def _at_random(stages: Sequence[Stage], draw: int, number: count[int]) -> tuple[
             left = tuple(new for old, new in ways if new or not old)
             if left:
                 kept.append(replace(stage, ways=left))
+        elif isinstance(stage, Calibrate):  # most random handles tie at doing nothing: their losses need not be run
+            kept.append(replace(stage, search=replace(stage.search, ties="smallest")))
         elif not getattr(stage, "learner", False):
             kept.append(stage)
     return tuple(kept)
