@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo test test-long mutants lint format bench docs audit clean
+.PHONY: setup browser demo test test-tools test-long mutants lint format bench docs audit clean
 
 setup: $(READY)
 
@@ -24,6 +24,14 @@ demo: setup  ## the paper's first study on one seed: table, handles and figures 
 
 test: setup  ## one process per core of a small machine; a file's tests share one, and with it their fixtures
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+TOOLS := .venv-tools
+test-tools: setup  ## with the real TransformerLens and nnsight, in an environment on top of the usual one
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > $$(ls -d $(TOOLS)/lib/python3*/site-packages)/usual.pth
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --no-deps transformer_lens==4.3.0 nnsight==0.8.1 \
+	  greenlet cloudpickle zstandard httpx httpcore beartype einops fancy-einsum typeguard transformers-stream-generator
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(TOOLS)/bin/python -m pytest tests/test_transformer_lens.py tests/test_nnsight.py
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
@@ -71,4 +79,4 @@ audit: setup  ## known holes in what is installed; needs a network
 	$(BIN)/pip-audit --strict -r constraints.txt --no-deps --disable-pip
 
 clean:
-	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TOOLS) site runs .pytest_cache .mypy_cache .ruff_cache
