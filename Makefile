@@ -8,7 +8,7 @@ MODELS := $(VENV)/.models
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit lock clean
+.PHONY: setup browser demo demo-lm test test-tools test-long test-minimum package mutants lint format bench docs audit lock clean
 
 setup: $(READY)
 
@@ -39,6 +39,14 @@ demo-lm: $(MODELS)  ## where does a small language model keep the right line of 
 
 test: setup  ## one process per core of a small machine; a file's tests share one, and with it their fixtures
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+TOOLS := .venv-tools
+test-tools: setup  ## with the real TransformerLens and nnsight, in an environment on top of the usual one
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > $$(ls -d $(TOOLS)/lib/python3*/site-packages)/usual.pth
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --no-deps transformer_lens==4.3.0 nnsight==0.8.1 \
+	  greenlet cloudpickle zstandard httpx httpcore beartype einops fancy-einsum typeguard transformers-stream-generator
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(TOOLS)/bin/python -m pytest tests/test_transformer_lens.py tests/test_nnsight.py
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
 	$(INSTALL) --group fuzz
@@ -102,4 +110,4 @@ lock: setup  ## requirements.lock with hashes, the rest of constraints.txt, sbom
 	$(BIN)/python scripts/lock.py
 
 clean:
-	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TOOLS) site runs .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,6 +78,28 @@ def test_what_nnsight_cannot_do_is_said(tmp_path) -> None:
             NnsightSubject(model, decoders.encode, decoders.ANSWERS, **options)
     with pytest.raises(PlotError, match="Expected nnsight's LanguageModel; found LlamaForCausalLM"):
         NnsightSubject(decoders.network("llama"), decoders.encode)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_a_model_without_its_weights_here_runs_where_they_are(family: str, tmp_path) -> None:
+    network = decoders.network(family)
+    network.save_pretrained(tmp_path)
+    tokenizer(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"attn_implementation": "eager"} if family == "gemma2" else {}
+        model = nnsight.LanguageModel(str(tmp_path), **options)
+    assert all(p.device.type == "meta" for p in model._module.parameters())
+    there = NnsightSubject(model, decoders.encode, decoders.ANSWERS, **OPTIONS, remote="local")
+    assert all(p.device.type == "meta" for p in model._module.parameters())  # looking at it loads nothing
+    plain = subject_of(network)
+    assert there.far
+    assert there.identity().startswith("nnsight-")
+    assert there.places == plain.places
+    made = handle(plain, SETS[-1])
+    expected = made.apply(plain, decoders.BASE, decoders.SOURCE)
+    far = replace(made, subject=there.identity())
+    assert decoders.relative(far.apply(there, decoders.BASE, decoders.SOURCE), expected) < 1e-5
 
 
 def test_weights_that_are_not_loaded_are_refused(tmp_path) -> None:

@@ -8,10 +8,11 @@ for each place, because a later place's own activation must come back before it 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from plot_ot.errors import PlotError
 from plot_ot.models.foreign import without_wrappers
 from plot_ot.subjects import Place, Subject
-from plot_ot.subjects.decoder.architecture import Decoder, refuse_answers
+from plot_ot.subjects.decoder.architecture import Anatomy, Decoder, refuse_answers
 from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, spots
 from plot_ot.subjects.decoder.offload import ModelWeights
 from plot_ot.subjects.decoder.subject import Encode
@@ -73,7 +74,10 @@ class NnsightSubject(Subject):
         if at_once < 1:
             raise PlotError(f"`at_once` is the number of rows in one trace, at least 1; found {at_once}.")
         self.model, self.encode, self.remote, self.at_once = model, encode, remote, at_once
-        self.decoder = Decoder.of(without_wrappers(inside))
+        plain = without_wrappers(inside)
+        self.far = any(p.device.type == "meta" for p in plain.parameters())
+        """Whether the weights are not on this machine."""
+        self.decoder = _by_example(plain) if self.far else Decoder.of(plain)
         self.positions = dict(positions or {})
         self._spots = spots(self.decoder, kinds, layers, list(self.positions), None)
         self.places = tuple(spot.place for spot in self._spots.values())
@@ -89,11 +93,6 @@ class NnsightSubject(Subject):
     def device(self) -> torch.device:
         """Where vectors are kept: here, wherever the weights are."""
         return torch.device("cpu")
-
-    @property
-    def far(self) -> bool:
-        """Whether the weights are not on this machine."""
-        return any(p.device.type == "meta" for p in self.decoder.model.parameters())
 
     @property
     def responses_per_batch(self) -> int:
@@ -199,3 +198,40 @@ def _traced(
         read = read.save()
         logits = model.output.logits[:, -1].float().cpu().save()
     return logits.detach(), [vector.detach() for vector in read]
+
+
+def _by_example(model: nn.Module) -> Decoder:
+    """A model without its weights, taken apart by the example of a model with one such block and random weights."""
+    whole: Any = model
+    config = copy.deepcopy(whole.config)
+    text = config.get_text_config()
+    depth, vocabulary = int(text.num_hidden_layers), int(text.vocab_size)
+    if not isinstance(whole.get_output_embeddings(), nn.Module):
+        raise PlotError(f"{type(model).__name__} has no unembedding (language-model head).")
+    text.num_hidden_layers, text.vocab_size = 1, min(64, vocabulary)
+    text.pad_token_id = text.bos_token_id = text.eos_token_id = None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    config._attn_implementation = "eager"
+    example = Decoder.of(type(whole)(config).eval())
+    paths = {id(module): name for name, module in example.model.named_modules()}
+    at = paths[id(example.blocks[0])]
+    blocks = [model.get_submodule(f"{at.rpartition('.')[0]}.{k}") for k in range(depth)]
+
+    def there(part: nn.Module | None, block: nn.Module) -> nn.Module | None:
+        return None if part is None else block.get_submodule(paths[id(part)].removeprefix(f"{at}."))
+
+    [known] = example.anatomy
+    anatomy = [
+        Anatomy(there(known.attention, b), there(known.projection, b), there(known.mlp, b), known.head_outputs)
+        for b in blocks
+    ]
+    return replace(
+        example,
+        model=model,
+        trunk=model.get_submodule(paths[id(example.trunk)]),
+        blocks=tuple(blocks),
+        head=whole.get_output_embeddings(),
+        anatomy=tuple(anatomy),
+        vocabulary=vocabulary,
+    )
