@@ -57,19 +57,27 @@ def from_inputs(
     half, rest = len(rows) // 2, len(rows) - len(rows) // 2
     fit, calibration, held_out = rows.split([half, rest // 2, rest - rest // 2])
 
-    def draw(pool: Tensor, name: str) -> Bank:
-        """Draw equal shares of every set of changed variables, so that rare kinds of pair are tested too."""
-        wanted = size
-        while True:
-            try:
-                return draw_pairs(causal, pool, "balanced", wanted, generator, name=name)
-            except PlotError:
-                if wanted // 2 < LEAST_PAIRS:
-                    raise
-                wanted //= 2
+    banks = [
+        balanced_bank(causal, pool, name, size, generator)
+        for pool, name in zip((fit, calibration, held_out), SPLITS, strict=True)
+    ]
+    return Splits.checked(banks[0], banks[1], banks[2].by_variable(), strict=True), said
 
-    banks = draw(fit, "fit"), draw(calibration, "calibration")
-    return Splits.checked(*banks, draw(held_out, "test").by_variable(), strict=True), said
+
+def balanced_bank(
+    causal: CausalModel, pool: Int[Tensor, "rows inputs"], name: str, size: int, generator: torch.Generator
+) -> Bank:
+    """Equal shares of every set of changed variables, so that rare kinds of pair are tested too.
+
+    A bank that the pool cannot fill is drawn half as large, and so on.
+    """
+    while True:
+        try:
+            return draw_pairs(causal, pool, "balanced", size, generator, name=name)
+        except PlotError:
+            if size // 2 < LEAST_PAIRS:
+                raise
+            size //= 2
 
 
 def from_pairs(
