@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from plot_ot.abstract.banks import Bank, Splits
-from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
 from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
@@ -187,6 +187,7 @@ def localize(
     causal = hypothesis.causal if isinstance(hypothesis, Hypothesis) else hypothesis
     language = isinstance(subject, DecoderSubject)
     readout = as_readout(readout or ("logits" if language else "softmax"))
+    causal = causal.accepting(readout.accepts)
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
     chosen = _method(method, subject, len(causal.variables), spec)
     generator = torch.Generator().manual_seed(seed)
@@ -330,8 +331,8 @@ def _right(subject: Subject, causal: CausalModel, readout: Readout) -> Callable[
     """Rows that the network answers as the causal model does."""
 
     def right(rows: Tensor) -> Tensor:
-        answers = readout.decide(subject.record(rows, torch.zeros(0, dtype=torch.long)).outputs).cpu()
-        return same(answers, causal.answer(rows).to(answers.dtype))
+        outputs = subject.record(rows, torch.zeros(0, dtype=torch.long)).outputs
+        return readout.correct(outputs.unsqueeze(0), causal.answer(rows).to(outputs.device))[0].cpu()
 
     return right
 

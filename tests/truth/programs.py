@@ -78,8 +78,8 @@ def wired(blocks: Sequence[Block], seed: int) -> Subject:
     w, held = Wiring(len(INPUTS), seed), parts(blocks)
     if not blocks:  # everything passes the places by
         w.place("s1", bystanders(w))
-        w.hidden("half", ("x0", "x1", "x2"), total)
-        return w.network(("half", "x3", "x4"), total, VALUES).subject()
+        w.hidden("first half", ("x0", "x1", "x2"), total)
+        return w.network(("first half", "x3", "x4"), total, VALUES).subject()
     slant = 0.6 * w.draw(0, 2)
     w.place("s1", {**bystanders(w), **_slots(w, held)}, oblique=slant)
     last = "s1."
@@ -107,7 +107,7 @@ class Trained(nn.Module):
         seen = self.seen(ROWS)
         for part, given, wanted in ((self.encoder, seen, target), (self.head, target, answers)):
             optimiser = torch.optim.Adam(part.parameters(), lr=5e-3)
-            for _ in range(500):
+            for _ in range(350):
                 noise = 0.15 * torch.randn(given.shape, generator=generator) if part is self.head else 0.0
                 made = part(given + noise)
                 loss = F.mse_loss(made, wanted) if wanted.is_floating_point() else F.cross_entropy(made, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from plot_ot.abstract.graph import draw_graph
 from plot_ot.errors import PlotError, unknown
 
 Values = dict[str, Tensor]
+Accepts = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,16 @@ class CausalModel:
         if len(set(chosen)) < len(chosen):
             raise PlotError(f"Variable names must differ; found {', '.join(chosen)}.")
         self.variables = tuple(chosen)
+        self.accepts: Accepts = same
+        """Whether what is right for the second of two answers may also be right for the first; by default, equality."""
+
+    def accepting(self, accepts: Accepts | None) -> CausalModel:
+        """The same model, whose answers are told apart as a readout does (`Readout.accepts`); None changes nothing."""
+        if accepts is None:
+            return self
+        model = copy.copy(self)
+        model.accepts = accepts
+        return model
 
     # -- running -----------------------------------------------------------------------------------------
 

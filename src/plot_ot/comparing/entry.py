@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.splitting import LEAST_ROWS, SPLITS, balanced_bank
 from plot_ot.api import bind
+from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region
 from plot_ot.comparing.rivals import Field, Rival, gather
 from plot_ot.comparing.standings import Comparison, Stand, Standing
@@ -27,23 +29,19 @@ from plot_ot.edits import respond
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
-from plot_ot.judging.controls import controls, full_patch
-from plot_ot.judging.intervals import Bootstrap, Interval
+from plot_ot.judging.intervals import Interval
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
 from plot_ot.methods import Method, progressive, random_like, random_progressive
 from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
-from plot_ot.stages import ClosedForm
-from plot_ot.stages.calibrate import correct
 from plot_ot.stages.problem import Problem
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
 from plot_ot.subjects.decoder.subject import DecoderSubject
 
-QUICK = Method("quick", "closed forms at every place", (ClosedForm(),))
 BEHIND = 0.15
-"""A hypothesis whose weakest variable is so far behind the leader's, on calibration, after a quick look is left there."""
+"""A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
 FINALISTS = 2
 """How many hypotheses are searched for by the whole method, unless told otherwise."""
 
@@ -63,12 +61,12 @@ def compare(
     """Which of several hypotheses does the network implement? "None of them" is an answer.
 
     The hypotheses (a list, or a dict by name) have the same inputs and answers, and `inputs` are inputs alone, as
-    `localize` takes them. They are recorded once and split once: half to fit, a quarter to calibrate, a quarter to test.
-    Every hypothesis gets a quick search by closed forms; the best `finalists` of them (None: all), and at most those
-    that are not far behind, get the whole `method` and all controls of a verdict. Then every hypothesis predicts what
-    swaps of one or several of its variables do, on the same held-out pairs (`size` of each hypothesis), and its handles
-    are to make that come true. A hypothesis holds when all its variables are placed and at least 80 % of its predictions
-    come true, beyond doubt. For a `LanguageModel`, `options` choose the places: layers, kinds, memory.
+    `localize` takes them. They are recorded once and split once: half to fit, a quarter to calibrate, a quarter to
+    test. Every hypothesis gets a quick search by closed forms. The best `finalists` of them (None: all) that are not
+    far behind get the whole `method` and all controls of a verdict. Then every hypothesis predicts what swaps of one or
+    several of its variables do, on the same held-out pairs, and its handles are to make that come true. A hypothesis
+    holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Banks have
+    `size` pairs. For a `LanguageModel`, `options` choose the places: layers, kinds, memory.
     """
     begun = time.perf_counter()
     if finalists is not None and finalists < 1:
@@ -86,7 +84,7 @@ def compare(
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CouplingWarning)  # of hypotheses that are not there
-        contest = Contest.of(subject, field, look, size or (200 if language else 400), seed)
+        contest = Contest.of(subject, field.accepting(look.accepts), look, size or (200 if language else 400), seed)
         return contest.run(method, spec, finalists, begun)
 
 
@@ -153,7 +151,7 @@ class Contest:
                 handles, verdicts = self._searched(entrant, method, spec)
             else:
                 handles = dict(quick[name].handles)
-                verdicts = {v: quick_verdict(h, entrant, self.readout) for v, h in handles.items()}
+                verdicts = {v: quick_verdict(h, entrant.tests, self.readout) for v, h in handles.items()}
             explained = faithful = None
             if all(map(linear, handles.values())):
                 scored[name] = self._predictions(entrant.rival, handles, *common)
@@ -201,10 +199,14 @@ class Contest:
         problem = Problem(self.subject, fit, calibration, rival.causal.variables, self.readout, self.seed)
         return Entrant(rival, problem, tests, test)
 
+    @cached_property
+    def _place_of(self) -> dict[tuple[int, ...], int]:
+        return {tuple(row): k for k, row in enumerate(self.field.rows.tolist())}
+
     def _index(self, rows: Int[Tensor, "pairs inputs"]) -> Int[Tensor, " pairs"]:
         """Where given rows stand in the recording."""
-        at = {tuple(row): k for k, row in enumerate(self.field.rows.tolist())}
-        return self.recording.base_rows[torch.tensor([at[tuple(row)] for row in rows.tolist()])]
+        at = torch.tensor([self._place_of[tuple(row)] for row in rows.tolist()], dtype=torch.long)
+        return self.recording.base_rows[at.to(self.recording.base_rows.device)]
 
     def _pairs(self, base: Tensor, source: Tensor) -> Recording:
         return Recording(self.subject, self.recording.store, self._index(base), self._index(source))
@@ -284,10 +286,10 @@ class Contest:
         """A rule for the base inputs on which the rival's telling predictions do not come true."""
         if not all(map(linear, handles.values())):
             return None
-        looked = [self._failures(entrant, handles, r) for r in (entrant.problem.fit, entrant.problem.calibration)]
-        base = torch.cat([b for b, _ in looked])
-        wrong = np.concatenate([w for _, w in looked])
-        test_base, test_wrong = self._failures(entrant, handles, entrant.test)
+        try:
+            (base, wrong), (test_base, test_wrong) = (self._failures(entrant, handles, part) for part in (1, 2))
+        except PlotError:  # too few inputs to draw pairs from
+            return None
         if not len(base) or not len(test_base):
             return None
         group = torch.unique(test_base, dim=0, return_inverse=True)[1].numpy()
@@ -296,12 +298,13 @@ class Contest:
             self._columns(entrant.rival, base), wrong, held_out, self._columns(entrant.rival, self.field.rows)
         )
 
-    def _failures(
-        self, entrant: Entrant, handles: Mapping[str, Handle], recording: BankRecording
-    ) -> tuple[Tensor, np.ndarray]:
-        bank = recording.bank
-        scored = self._predictions(entrant.rival, handles, recording, bank.base, bank.source)
-        # what should change and did not, or not to what it should
+    def _failures(self, entrant: Entrant, handles: Mapping[str, Handle], part: int) -> tuple[Tensor, np.ndarray]:
+        """Base inputs of predictions that something changes, among fresh pairs of a part, and which were wrong."""
+        rival, generator = entrant.rival, torch.Generator().manual_seed(self.seed + 1)
+        rows = self.field.rows[self.agrees[rival.name] & (self.part == part)]
+        bank = balanced_bank(rival.causal, rows, SPLITS[part], 3 * self.size, generator)
+        pairs = self._pairs(bank.base, bank.source)
+        scored = self._predictions(rival, handles, pairs, bank.base, bank.source)
         base = bank.base.unsqueeze(0).expand(len(scored.sets), -1, -1)[scored.moved]
         return base, (~scored.right[scored.moved]).double().numpy()
 
@@ -332,7 +335,7 @@ def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> 
         return Stand.FAILS, ", ".join(f"{v.variable} {v.status}" for v in lost)
     if explained is not None and explained.high < g.WORKS:
         return Stand.FAILS, f"its variables are there, but joint swaps come true on {explained.value:.0%} only"
-    if not any(v.status.found for v in verdicts.values()):
+    if all(v.status is Status.OUTPUT for v in verdicts.values()):
         return Stand.UNDECIDED, "none of its variables can be told from the output with these inputs"
     open_ones = [v.variable for v in verdicts.values() if v.status is Status.UNDECIDED]
     if open_ones:
@@ -340,43 +343,6 @@ def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> 
     if explained is None or explained.low < g.WORKS:
         return Stand.UNDECIDED, "whether its joint swaps come true is open"
     return Stand.HOLDS, ""
-
-
-def quick_verdict(handle: Handle, entrant: Entrant, readout: Readout) -> Verdict:
-    """A verdict by the gates that need no search of their own, for a handle that a quick look found."""
-    variable, sensitivity = handle.variable, entrant.tests[handle.variable, "sensitivity"]
-    invariance, subject = entrant.tests[handle.variable, "invariance"], sensitivity.subject
-    power = sensitivity.bank.power(variable)
-    gaps = power.missing(g.LEAST_PAIRS)
-    if gaps and not power.is_output:
-        sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
-        return Verdict(variable, Status.UNDECIDED, sentence, {})
-    if power.is_output:
-        return Verdict(variable, Status.OUTPUT, f"{variable}: an output variable; copying it proves nothing.", {})
-    tested = sensitivity.select(sensitivity.bank.discriminating(variable))
-    boot, boot_kept = Bootstrap(tested.bank), Bootstrap(invariance.bank)
-    right = correct(tested, handle, readout)
-    copied = controls(tested, variable, readout)["copy-source"]
-    patches = [correct(tested, full_patch(variable, [p], subject), readout).double() for p in subject.places]
-    accuracy = boot.accuracy(right, balanced=True)
-    kept = boot_kept.accuracy(correct(invariance, handle, readout), balanced=True)
-    table = (
-        g.beats("copying the source", boot.interval((right.double() - copied.double()).numpy())),
-        g.beats("random places", boot.interval((right.double() - torch.stack(patches).mean(dim=0)).numpy())),
-        g.works(accuracy, boot.balanced_bases, boot.shape[0]),
-        g.leaves_the_rest_alone(kept, boot_kept.balanced_bases),
-    )
-    numbers = {
-        "handle": accuracy.value,
-        "handle_low": accuracy.low,
-        "handle_high": accuracy.high,
-        "invariance": kept.value,
-    }
-    broken = [gate for gate in table if gate.fails]
-    status = Status.ABSENT if broken else Status.UNDECIDED
-    said = "not localized by a quick look" if broken else "undecided after a quick look"
-    reasons = "; ".join(gate.sentence for gate in broken or table)
-    return Verdict(variable, status, f"{variable}: {said} ({', '.join(handle.places)}): {reasons}.", numbers, table)
 
 
 def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:

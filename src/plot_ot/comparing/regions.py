@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +18,9 @@ MOST_VALUES = 16
 """An input or variable with more values than this is tested by order only."""
 FEWEST = 5
 """Failures below which no rule is looked for."""
-SECOND = 0.05
-"""What a second test must add to how well a rule covers the failures."""
-AHEAD = 0.2
+SURE = 3.0
+"""How much likelier than without it, in logarithms, a test must make the failures, beyond how many tests there are."""
+AHEAD = 0.1
 """How much more often a hypothesis must fail inside the region than outside it, beyond doubt."""
 
 Column = Sequence[Any]
@@ -39,12 +41,7 @@ class Test:
         """Which rows pass."""
         own = columns[self.name]
         against: Sequence[Any] = columns[self.value] if self.other else [self.value] * len(own)
-        compare = {
-            "is": lambda a, b: a == b,
-            "is not": lambda a, b: a != b,
-            "<=": lambda a, b: a <= b,
-            ">": lambda a, b: a > b,
-        }[self.relation]
+        compare = {"is": operator.eq, "is not": operator.ne, "<=": operator.le, ">": operator.gt}[self.relation]
         return np.array([compare(a, b) for a, b in zip(own, against, strict=True)], dtype=bool)
 
     def __str__(self) -> str:
@@ -60,8 +57,9 @@ class Rule:
 
     def holds(self, columns: Mapping[str, Column]) -> Bool[ndarray, " rows"]:
         """Which rows lie in the region."""
-        masks = [t.holds(columns) for t in self.tests]
-        return np.logical_and.reduce(masks) if self.joined == "and" else np.logical_or.reduce(masks)
+        masks = np.stack([t.holds(columns) for t in self.tests])
+        joint: ndarray = np.logical_and.reduce(masks) if self.joined == "and" else np.logical_or.reduce(masks)
+        return joint
 
     def __str__(self) -> str:
         return f" {self.joined} ".join(map(str, self.tests))
@@ -99,6 +97,8 @@ def find_region(
     if failed.sum() < FEWEST or failed.all():
         return None
     rule = _best_rule(columns, failed)
+    if rule is None:
+        return None
     test_columns, test_wrong, group = held_out
     here = rule.holds(test_columns)
     if not here.any() or here.all():
@@ -110,25 +110,40 @@ def find_region(
     return Region(rule, float(test_wrong[here].mean()), float(test_wrong[~here].mean()), difference, covers)
 
 
-def _best_rule(columns: Mapping[str, Column], failed: Bool[ndarray, " items"]) -> Rule:
+def _best_rule(columns: Mapping[str, Column], failed: Bool[ndarray, " items"]) -> Rule | None:
+    """The likeliest rule, where failures have one frequency inside and another outside.
+
+    The more rules were tried the likelier one must be: a single test than none, and two tests than the best single one.
+    """
     tests = _tests(columns)
+    if not tests:
+        return None
     masks = np.stack([t.holds(columns) for t in tests])
-    single = _overlap(masks, failed)
+    single = _gained(masks, failed)
     first = int(single.argmax())
-    best, reached = Rule((tests[first],)), float(single[first]) + SECOND
+    if single[first] < math.log(len(tests)) + SURE:
+        return None
+    best, reached = Rule((tests[first],)), float(single[first]) + 2 * math.log(len(tests)) + SURE
     for k, mask in enumerate(masks[:-1]):
         for joined, joint in (("and", mask & masks[k + 1 :]), ("or", mask | masks[k + 1 :])):
-            scores = _overlap(joint, failed)
-            at = int(scores.argmax())
-            if scores[at] > reached + 1e-9:
-                best, reached = Rule((tests[k], tests[k + 1 + at]), joined), float(scores[at])
+            gained = _gained(joint, failed)
+            at = int(gained.argmax())
+            if gained[at] > reached + 1e-9:
+                best, reached = Rule((tests[k], tests[k + 1 + at]), joined), float(gained[at])
     return best
 
 
-def _overlap(masks: Bool[ndarray, "rules items"], failed: Bool[ndarray, " items"]) -> Float[ndarray, " rules"]:
-    """Intersection over union of a rule's items and the failed ones."""
-    both, either = (masks & failed).sum(axis=1), (masks | failed).sum(axis=1)
-    return both / np.maximum(either, 1)
+def _gained(masks: Bool[ndarray, "rules items"], failed: Bool[ndarray, " items"]) -> Float[ndarray, " rules"]:
+    """How much likelier the failures are with a frequency of their own inside each region, where it is the higher."""
+    inside, total = masks.sum(axis=1), len(failed)
+    hits, every = (masks & failed).sum(axis=1), int(failed.sum())
+
+    def likelihood(k: Any, n: Any) -> Any:
+        share = np.clip(k / np.maximum(n, 1), 1e-9, 1 - 1e-9)
+        return k * np.log(share) + (n - k) * np.log(1 - share)
+
+    gained = likelihood(hits, inside) + likelihood(every - hits, total - inside) - likelihood(every, total)
+    return np.where(hits * (total - inside) > (every - hits) * inside, gained, 0.0)
 
 
 def _tests(columns: Mapping[str, Column]) -> list[Test]:

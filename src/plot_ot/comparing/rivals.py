@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import distinct_rows
-from plot_ot.abstract.causal_model import CausalModel, Values
+from plot_ot.abstract.causal_model import Accepts, CausalModel, Values
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import read_inputs
 from plot_ot.errors import PlotError
@@ -40,7 +40,7 @@ class Recoded(CausalModel):
 
     def __init__(self, model: CausalModel, columns: Sequence[Mapping[int, int]]) -> None:
         super().__init__(model.inputs, model.mechanisms, model.output, model.variables)
-        self._model, self._columns = model, columns
+        self._model, self._columns, self.accepts = model, columns, model.accepts
 
     def run(self, inputs: Int[Tensor, "rows inputs"], do: Mapping[str, Tensor] | None = None) -> Values:
         """The model's values on the rows in its own code; the inputs are given back as they came."""
@@ -55,6 +55,10 @@ class Field:
 
     rivals: tuple[Rival, ...]
     rows: Int[Tensor, "rows inputs"]
+
+    def accepting(self, accepts: Accepts | None) -> Field:
+        """The same rivals, with answers told apart as a readout does."""
+        return replace(self, rivals=tuple(replace(r, causal=r.causal.accepting(accepts)) for r in self.rivals))
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Standing:
     faithful: Interval | None = None
     """The share of pairs on which swapping all that it does not mention, at its handles' places, changes nothing."""
     searched: str = "none"
-    """`full` where its variables were searched for by the whole method, `quick` where a quick look left it far behind."""
+    """`full`: its variables were searched for by the whole method; `quick`: a quick look left it far behind."""
 
     def as_row(self) -> dict[str, Any]:
         """The standing as plain values."""
@@ -142,7 +142,9 @@ class Comparison:
     def __str__(self) -> str:
         answer, *rest = self.sentences
         notes = [f"  note: {n}" for n in self.notes]
-        return "\n".join([answer, *(f"  {line}" for line in rest), *notes, f"  {self.inputs} inputs, {self.seconds:.1f} s"])
+        return "\n".join(
+            [answer, *(f"  {line}" for line in rest), *notes, f"  {self.inputs} inputs, {self.seconds:.1f} s"]
+        )
 
     __repr__ = __str__
 
@@ -203,7 +205,8 @@ class Comparison:
 
 
 def _spread(name: str, x: Interval | None) -> dict[str, float | None]:
-    return {name: x and x.value, f"{name}_low": x and x.low, f"{name}_high": x and x.high}
+    value, low, high = (None, None, None) if x is None else (x.value, x.low, x.high)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _percent(x: Interval | None) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging.intervals import DRAWS, Interval
@@ -131,7 +131,7 @@ def predicted(
         label = causal.run(base, do={v: at_source[v] for v in chosen})[causal.output]
         outputs = respond(recording, together([handles[v] for v in chosen]))
         right = readout.correct(outputs, label.to(outputs.device))[0].cpu()
-        rows.append((right, ~same(label, answer), same(label, copied)))
+        rows.append((right, ~causal.accepts(label, answer), causal.accepts(label, copied)))
     right, moved, as_source = (torch.stack(column) for column in zip(*rows, strict=True))
     return Scored(tuple(sets), right, moved, as_source)
 
@@ -147,7 +147,11 @@ def unmentioned_pairs(
     after = causal.descendants(variable) | {causal.output}
     read = dict.fromkeys(p for a in after for p in causal.parents(a) if p not in after and p != variable)
     columns = [torch.unique(values[p], dim=0, return_inverse=True)[1] for p in read]
-    key = torch.unique(torch.stack(columns, dim=1), dim=0, return_inverse=True)[1] if columns else rows.new_zeros(len(rows))
+    key = (
+        torch.unique(torch.stack(columns, dim=1), dim=0, return_inverse=True)[1]
+        if columns
+        else rows.new_zeros(len(rows))
+    )
     order = torch.randperm(len(rows), generator=generator)
     order = order[key[order].argsort(stable=True)]
     count = torch.bincount(key)
@@ -156,7 +160,7 @@ def unmentioned_pairs(
     offset = (torch.rand(len(base), generator=generator) * count[key[base]]).long()
     source = order[start[key[base]] + offset]
     label = causal.run(rows[base], do={variable: values[variable][source]})[causal.output]
-    telling = ~same(label, values[causal.output][base])
+    telling = ~causal.accepts(label, values[causal.output][base])
     return base[telling][:size], source[telling][:size]
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import distinct_rows
-from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.comparing.rivals import Field, Rival
 from plot_ot.errors import PlotError
 
@@ -39,7 +39,9 @@ class Telling:
         who = f"{self.first} and {self.second}"
         if not self.pairs:
             alike = ", ".join(f"{a} as {b}" for a, b in self.aligned)
-            return f"{who} predict the same for every swap that was tried ({alike}): no input of these values tells them."
+            return (
+                f"{who} predict the same for every swap that was tried ({alike}): no input of these values tells them."
+            )
         where = "New inputs" if self.new else f"{self.share:.0%} of the given pairs"
         shown = "; ".join(f"base {dict(b)}, source {dict(s)}, swap {v}" for b, s, v in self.pairs)
         return f"{where} would tell {who} apart: {shown}."
@@ -86,7 +88,9 @@ def _alignment(a: CausalModel, b: CausalModel, base: Tensor, source: Tensor) -> 
     few, many = (a, b) if len(a.variables) <= len(b.variables) else (b, a)
     labels = {(m, v): m.swap(base, source, v) for m in (few, many) for v in m.variables}
     apart = {
-        (v, w): int((~same(labels[few, v], labels[many, w])).sum()) for v in few.variables for w in many.variables
+        (v, w): int((~few.accepts(labels[few, v], labels[many, w])).sum())
+        for v in few.variables
+        for w in many.variables
     }
     best = min(
         permutations(many.variables[:7], len(few.variables[:7])),
@@ -96,6 +100,8 @@ def _alignment(a: CausalModel, b: CausalModel, base: Tensor, source: Tensor) -> 
     return tuple(matched if few is a else [(w, v) for v, w in matched])
 
 
-def _differ(a: CausalModel, b: CausalModel, base: Tensor, source: Tensor, aligned: tuple[tuple[str, str], ...]) -> Tensor:
+def _differ(
+    a: CausalModel, b: CausalModel, base: Tensor, source: Tensor, aligned: tuple[tuple[str, str], ...]
+) -> Tensor:
     """[aligned, pairs]: whether swapping a variable, and the one that plays its part, gives different answers."""
-    return torch.stack([~same(a.swap(base, source, v), b.swap(base, source, w)) for v, w in aligned])
+    return torch.stack([~a.accepts(a.swap(base, source, v), b.swap(base, source, w)) for v, w in aligned])
