@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from plot_ot.files.writing import Json, write_atomically
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from truth.kinds import ROWS
 from truth.programs import HYPOTHESES, OTHERS, PROGRAMS, switched, trained, wired
-from verdict_campaign import share
+from verdict_campaign import share, version
 
 SIZE = 120
 METHOD = plot_ot.Method("closed-form", "closed forms at every place", (plot_ot.ClosedForm(),))
@@ -60,7 +59,7 @@ def unit(kind: str, seed: int) -> Json:
     told = {"winner": found.winner, "tied": list(found.tied), "region": found.region and str(found.region.rule)}
     rows = [s.as_row() for s in found.standings]
     spent = time.process_time() - cpu
-    return {"kind": kind, "seed": seed, "version": _version(), **result, **told, "standings": rows, "cpu": spent}
+    return {"kind": kind, "seed": seed, "version": version(), **result, **told, "standings": rows, "cpu": spent}
 
 
 def overlap(made: object, found: plot_ot.Comparison) -> float:
@@ -72,17 +71,6 @@ def overlap(made: object, found: plot_ot.Comparison) -> float:
     said = torch.from_numpy(found.region.rule.holds({n: c.tolist() for n, c in causal.items()}))
     fails = ~made.where if leader == made.first else made.where
     return float((said & fails).sum() / (said | fails).sum())
-
-
-def _version() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
-    return described.stdout.strip() or plot_ot.__version__
 
 
 def run(kind: str, seed: int, out: Path) -> None:

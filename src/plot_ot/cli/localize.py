@@ -62,7 +62,7 @@ def localize_task(
     require_file(task)
     if method not in METHODS:
         unknown("method", method, METHODS)
-    chosen, room = {"layers": _numbers(layers)} if layers else {}, budget(memory)
+    chosen, room = {"layers": layer_numbers(layers)} if layers else {}, budget(memory)
     torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
@@ -98,7 +98,7 @@ def localize_task(
         console.print(f"Handles: {out / 'handles'}\nReport: {report}", highlight=False, soft_wrap=True)
 
 
-def _numbers(text: str) -> list[int]:
+def layer_numbers(text: str) -> list[int]:
     """10-12,20 -> 10, 11, 12, 20."""
     found: list[int] = []
     try:

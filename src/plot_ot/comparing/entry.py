@@ -163,13 +163,14 @@ class Contest:
         standings.sort(key=lambda s: (s.stand is not Stand.HOLDS, -(s.explained.value if s.explained else -1)))
         differences = self._differences(standings, scored, common[0])
         first, *rest = standings
-        tied = [
-            s.name
+        level = [
+            s
             for s in rest
-            if first.stand is Stand.HOLDS and s.stand is Stand.HOLDS and differences[first.name, s.name].low <= 0
+            if Stand.FAILS not in (first.stand, s.stand) and differences[first.name, s.name].low <= 0
         ]
+        tied = [s.name for s in level if first.stand is Stand.HOLDS and s.stand is Stand.HOLDS]
         by_name = {r.name: r for r in self.field.rivals}
-        tells = [telling(self.field, by_name[first.name], by_name[n], self.seed) for n in tied]
+        tells = [telling(self.field, by_name[first.name], by_name[s.name], self.seed) for s in level]
         region = next((self._region(e, first.handles) for e in entrants if e.rival.name == first.name), None)
         left = [s.name for s in standings if s.searched == "quick"]
         notes = [f"not searched for by the whole method, after a quick look: {', '.join(left)}"] if left else []
