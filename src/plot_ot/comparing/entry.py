@@ -42,6 +42,7 @@ from plot_ot.subjects.decoder.subject import DecoderSubject
 
 BEHIND = 0.15
 """A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
+METHODS = ("plot", "plot-das")
 FINALISTS = 2
 """How many hypotheses are searched for by the whole method, unless told otherwise."""
 
@@ -71,6 +72,8 @@ def compare(
     begun = time.perf_counter()
     if finalists is not None and finalists < 1:
         raise PlotError(f"`finalists` must be at least 1, or None for all; found {finalists}.")
+    if not isinstance(method, Method) and method not in METHODS:
+        raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
     field = gather(hypotheses, inputs)
     if isinstance(subject, LanguageModel):
         first = field.rivals[0].hypothesis
@@ -164,9 +167,7 @@ class Contest:
         differences = self._differences(standings, scored, common[0])
         first, *rest = standings
         level = [
-            s
-            for s in rest
-            if Stand.FAILS not in (first.stand, s.stand) and differences[first.name, s.name].low <= 0
+            s for s in rest if Stand.FAILS not in (first.stand, s.stand) and differences[first.name, s.name].low <= 0
         ]
         tied = [s.name for s in level if first.stand is Stand.HOLDS and s.stand is Stand.HOLDS]
         by_name = {r.name: r for r in self.field.rivals}
@@ -349,6 +350,4 @@ def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> 
 def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
     if isinstance(method, Method):
         return method
-    if method not in ("plot", "plot-das"):
-        raise PlotError(f"compare knows the methods plot and plot-das, or a Method of your own; found '{method}'.")
     return progressive(subject.places, variables, spec, das=method == "plot-das")

@@ -27,7 +27,7 @@ Column = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Test:
+class Clause:
     """A comparison of a named value with a constant, or with another named value."""
 
     name: str
@@ -52,7 +52,7 @@ class Test:
 class Rule:
     """One test, or two joined by `and` or `or`."""
 
-    tests: tuple[Test, ...]
+    tests: tuple[Clause, ...]
     joined: str = "and"
 
     def holds(self, columns: Mapping[str, Column]) -> Bool[ndarray, " rows"]:
@@ -86,7 +86,7 @@ class Region:
 def find_region(
     columns: Mapping[str, Column],
     wrong: Float[ndarray, " items"],
-    held_out: tuple[Mapping[str, Column], Float[ndarray, " items"], Int[ndarray, " items"]],
+    held_out: tuple[Mapping[str, Column], Float[ndarray, " held"], Int[ndarray, " held"]],
     everywhere: Mapping[str, Column],
 ) -> Region | None:
     """The rule that best covers what went wrong, if it also tells right from wrong on `held_out` items.
@@ -146,24 +146,24 @@ def _gained(masks: Bool[ndarray, "rules items"], failed: Bool[ndarray, " items"]
     return np.where(hits * (total - inside) > (every - hits) * inside, gained, 0.0)
 
 
-def _tests(columns: Mapping[str, Column]) -> list[Test]:
-    found: list[Test] = []
+def _tests(columns: Mapping[str, Column]) -> list[Clause]:
+    found: list[Clause] = []
     domains = {name: list(dict.fromkeys(values)) for name, values in columns.items()}
     for name, domain in domains.items():
         if len(domain) < 2:
             continue
         if len(domain) <= MOST_VALUES:
             relations = ("is",) if len(domain) == 2 else ("is", "is not")
-            found += [Test(name, relation, value) for value in domain for relation in relations]
+            found += [Clause(name, relation, value) for value in domain for relation in relations]
         if len(domain) > 2 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in domain):
             bounds = sorted(domain)[1 if len(domain) <= MOST_VALUES else 0 : -1]  # "<= the least" is "is the least"
             bounds = bounds[:: max(1, len(bounds) // MOST_VALUES)]
-            found += [Test(name, relation, value) for value in bounds for relation in ("<=", ">")]
+            found += [Clause(name, relation, value) for value in bounds for relation in ("<=", ">")]
     names = list(domains)
     for k, name in enumerate(names):
         for other in names[k + 1 :]:
             if len(domains[name]) > 1 and set(domains[name]) == set(domains[other]):
-                found += [Test(name, relation, other, other=True) for relation in ("is", "is not")]
+                found += [Clause(name, relation, other, other=True) for relation in ("is", "is not")]
     return found
 
 
