@@ -2,35 +2,58 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE := $(VENV)/.core
+MODELS := $(VENV)/.models
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup browser demo test test-long mutants lint format bench docs audit clean
+.PHONY: setup browser demo demo-lm test test-long test-minimum package mutants lint format bench docs audit lock clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt  ## what a user installs: the library alone
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench,hf,browser,ray]' -c constraints.txt
+	$(INSTALL) pip
+	$(BIN)/python scripts/announce_torch.py -c constraints.txt
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	touch $@
+
+$(MODELS): $(CORE)  ## and Hugging Face language models
+	$(INSTALL) -e '.[hf]'
+	touch $@
+
+$(READY): $(MODELS)  ## and what developers need
+	$(INSTALL) -e '.[hf,ray]' --group dev --group bench --group browser
 	touch $@
 
 browser:  ## the browser that tests open the report in; without it they are skipped
 	command -v chromium chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }
 
-demo: setup  ## the paper's first study on one seed: table, handles and figures in runs/demo
+demo: $(CORE)  ## the paper's first study on one seed: sentences, report, handles and figures in runs/demo
 	$(BIN)/plot-ot run heq --seeds 1 --first-seed 1 --sampler balanced --out runs/demo
-	@echo "Figures: runs/demo/figures"
+
+demo-lm: $(MODELS)  ## where does a small language model keep the right line of a question? report in runs/demo-lm
+	$(BIN)/plot-ot localize examples/pointer.py --model tiny --out runs/demo-lm
 
 test: setup  ## one process per core of a small machine; a file's tests share one, and with it their fixtures
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]' -c constraints.txt
+	$(INSTALL) --group fuzz
 	$(BIN)/python -m pytest -m long
 
+test-minimum: $(CORE)  ## the oldest versions that pyproject.toml allows (torch apart), in an environment of their own
+	bash scripts/test_minimum.sh $(PYTHON)
+
+package: setup  ## the wheel and the source distribution, checked: small, complete, with a description that renders
+	$(INSTALL) --group package
+	rm -rf dist && $(BIN)/python -m build --quiet --outdir dist && $(BIN)/twine check --strict dist/*
+	$(BIN)/python scripts/check_package.py dist
+
 mutants: setup  ## changes one expression at a time and asks whether the tests notice: docs/results/mutants.md
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]' -c constraints.txt
+	$(INSTALL) --group mutants
 	nice $(BIN)/python benchmarks/mutants.py
 
 lint: setup
@@ -49,6 +72,9 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/addition_study.py
 	$(BIN)/python benchmarks/addition_ceiling.py --seeds 0 1 2 3 4 5 6 7 8 9 --widths 8 --out docs/results
 	$(BIN)/python benchmarks/addition_speed.py
+	$(BIN)/python benchmarks/natural_study.py
+	$(BIN)/python benchmarks/two_halves.py
+	$(BIN)/python benchmarks/newton_pairs.py --models planted-1000 planted-1001 planted-1002 ioi smollm2
 	$(BIN)/python benchmarks/language_study.py tiny
 	$(BIN)/python benchmarks/language_study.py settings
 	$(BIN)/python benchmarks/language_study.py smollm2 --seeds 1
@@ -63,12 +89,17 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/decoder_speed.py --model $${PLOT_OT_CACHE:-$$HOME/.cache/plot-ot}/models/smollm2
 
 docs: setup
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	$(INSTALL) --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-audit: setup  ## known holes in what is installed; needs a network
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[audit]' -c constraints.txt
-	$(BIN)/pip-audit --strict -r constraints.txt --no-deps --disable-pip
+audit: setup  ## known holes in all that is pinned, torch included; needs a network
+	$(INSTALL) --group audit
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+	$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+lock: setup  ## requirements.lock with hashes, the rest of constraints.txt, sbom.cdx.json; needs a network
+	$(INSTALL) --group audit
+	$(BIN)/python scripts/lock.py
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,7 @@
 python benchmarks/language_study.py tiny       # MCQA on the six embedded nets
 python benchmarks/language_study.py smollm2    # MCQA on SmolLM2 with the planted and with the plain adapter
 python benchmarks/language_study.py ioi        # indirect object identification on unmodified SmolLM2
+python benchmarks/language_study.py untouched --model FILE.gguf --seeds 3    # MCQA on a model nobody here trained
 python benchmarks/language_study.py settings   # φ, shared (ε, β), the paper's calibration: the embedded planted nets
 """
 
@@ -28,6 +29,8 @@ TINY_PLANTED = {"answer_pointer": (2,), "answer_token": (3, 4, 5)}
 SMOL_PLANTED = {"answer_pointer": range(15, 23), "answer_token": range(23, 30)}
 IOI_FOUND = {"name_position": (20, 21, 22), "name_token": range(23, 30)}
 """Not planted: what final-token patching shows (FACTS)."""
+QWEN_FOUND = {"answer_pointer": (20, 21, 22), "answer_token": range(22, 28)}
+"""Not planted: what whole patches at the last token of Qwen2.5-Coder-1.5B-Instruct show."""
 
 
 FEWER_DAS = ["--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
@@ -35,6 +38,7 @@ FEWER_DAS = ["--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
 FEW = "plot,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
 MORE = "plot,plot-native,plot-pca,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
 MOST = f"{MORE},plot-native-das,plot-pca-das,das"
+UNTOUCHED = "plot,plot-native,plot-pca,plot-closed-form,plot-newton,full-vector,plot-eot,cosine"
 
 
 def layer_of(site: str) -> int:
@@ -203,7 +207,10 @@ def settings_page(args: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("tiny", "smollm2", "ioi", "settings"))
+    parser.add_argument("what", choices=("tiny", "smollm2", "ioi", "untouched", "settings"))
+    parser.add_argument("--model", help="untouched: a GGUF file, directory or hub id of Qwen2.5-Coder-1.5B-Instruct")
+    parser.add_argument("--dtype", default="float32", help="untouched: the type of its weights")
+    parser.add_argument("--methods", default=UNTOUCHED, help="untouched: the methods to run, with commas")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
@@ -212,6 +219,8 @@ def main() -> None:
     if args.what == "settings":
         (args.results / "mcqa_settings.md").write_text("\n".join(settings_page(args)), encoding="utf-8")
         return
+    if args.what == "untouched" and not args.model:
+        parser.error("untouched needs --model FILE.gguf (or a directory, or a hub id)")
     if args.what == "tiny":
         models: dict[str, list[str]] = {name: ["--model", name] for name in TINY}
         planted: Planted = TINY_PLANTED
@@ -226,6 +235,14 @@ def main() -> None:
         }
         planted, known = SMOL_PLANTED, {f"smollm2-{name}": there for name, there in known.items()}
         page, title = args.results / "mcqa_smollm2.md", "Multiple-choice questions on SmolLM2: results"
+    elif args.what == "untouched":
+        sizes = ["--dtype", args.dtype, "--fit", "120", "--pairs", "100", *FEWER_DAS]
+        models = {"qwen2.5-coder-1.5b": ["--model", args.model, *sizes, "--methods", args.methods]}
+        planted, known = QWEN_FOUND, dict.fromkeys(models, True)
+        page, title = (
+            args.results / "mcqa_untouched.md",
+            "Multiple-choice questions on a model nobody here trained: results",
+        )
     else:
         models = {"smollm2": ["--fit", "120", "--pairs", "60", *FEWER_DAS, "--methods", MORE]}
         planted, known = IOI_FOUND, {"smollm2": True}

@@ -1,13 +1,16 @@
 """The README's network from twenty seeds: who finds the two halves, and how natural are the states it makes?
 
-python benchmarks/two_halves.py           # seeds 1000-1019, prints the tables; --page writes them
+python benchmarks/two_halves.py           # seeds 1000-1019; prints the tables, writes docs/results/two_halves.md
 
-`controls` runs the same methods on networks of the same shape that were never trained: nothing should be placed there.
+Every seed is one small file in the out folder; what is there is not run again. Verdicts have all controls: random
+handles, shuffled values, and the same search on the network with fresh weights. With `--untrained` the networks
+themselves are fresh: nothing should be placed there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -16,7 +19,9 @@ import torch
 from torch import nn
 
 import plot_ot
+from natural_study import version
 from pages import markdown
+from plot_ot.files.writing import write_atomically
 from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.closed_form import ClosedForm
@@ -57,7 +62,7 @@ def measured(seed: int, methods: Sequence[str], steps: int) -> list[dict[str, ob
     """One row per method and variable."""
     subject, rows = plot_ot.load_subject(trained(seed, steps)), []
     for name in methods:
-        result = plot_ot.localize(subject, CAUSAL, INPUTS, method=METHODS[name])
+        result = plot_ot.localize(subject, CAUSAL, INPUTS, method=METHODS[name], controls="full")
         chosen = {s["variable"]: s for s in result.unit["selection"]}
         for v, verdict in result.verdicts.items():
             accuracy = {r["bank"]: r["accuracy"] for r in result.records if r["variable"] == v}
@@ -70,6 +75,8 @@ def measured(seed: int, methods: Sequence[str], steps: int) -> list[dict[str, ob
                     "stretch": chosen[v]["evidence"]["stretch"],
                     "cell": chosen[v]["evidence"]["cell_stretch"],
                     "verdict": str(verdict.status),
+                    "sentence": verdict.sentence,
+                    "version": version(),
                     "seconds": result.seconds,
                 }
             )
@@ -108,7 +115,20 @@ def tables(rows: Sequence[dict[str, object]]) -> list[str]:
         )
     head = ["method", "sensitivity", "invariance", "median stretch", "placed", "seconds"]
     lines += ["", f"Means over the {len(found)} (network, variable) that some method places:", ""]
-    return [*lines, *markdown(head, summary)]
+    return [*lines, *markdown(head, summary), "", *lonely(rows)]
+
+
+def lonely(rows: Sequence[dict[str, object]]) -> list[str]:
+    """The cases that a method with Newton places and no method without it does, with what their verdicts say."""
+    with_newton = ("localize", "newton")
+    told = ["Placed by a method that ends in Newton, and by no method without it:", ""]
+    for key in dict.fromkeys((r["seed"], r["variable"]) for r in rows):
+        mine = [r for r in rows if (r["seed"], r["variable"]) == key]
+        placed = [r for r in mine if str(r["verdict"]).startswith("placed")]
+        if placed and all(r["method"] in with_newton for r in placed):
+            others = ", ".join(f"{r['method']}: {r['verdict']}" for r in mine if r not in placed)
+            told += [f"- seed {key[0]}, {r['method']}: {r['sentence']} ({others})" for r in placed]
+    return told if len(told) > 2 else [*told, "- none"]
 
 
 def main() -> None:
@@ -116,21 +136,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=1000)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--controls", action="store_true", help="networks that were never trained")
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--untrained", action="store_true", help="networks that were never trained")
+    parser.add_argument("--out", type=Path, default=Path("runs/two_halves"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/two_halves.md"))
     args = parser.parse_args()
     torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        new = measured(seed, args.methods, 0 if args.controls else 1000)
-        for r in new:
-            told = f"{r['sensitivity']:.3f}/{r['invariance']:.3f} stretch {r['stretch']:.2f}, {r['verdict']}"
-            print(f"{seed} {r['method']} {r['variable']}: {told}", flush=True)
-        rows += new
-    lines = tables(rows)
+        path = args.out / f"{'untrained-' if args.untrained else ''}{seed}.json"
+        if not path.exists():
+            new = measured(seed, args.methods, 0 if args.untrained else 1000)
+            write_atomically(path, json.dumps(new, indent=1).encode())
+            for r in new:
+                told = f"{r['sensitivity']:.3f}/{r['invariance']:.3f} stretch {r['stretch']:.2f}, {r['verdict']}"
+                print(f"{seed} {r['method']} {r['variable']}: {told}", flush=True)
+        rows += json.loads(path.read_text(encoding="utf-8"))
+    made = f"Made by `python benchmarks/two_halves.py`, version {', '.join(sorted({r['version'] for r in rows}))}."
+    lines = ["# Two halves: results", "", made, "", *tables(rows), ""]
     print("\n".join(lines))
-    if args.page:
-        args.page.write_text("\n".join(["# Two halves", "", *lines, ""]), encoding="utf-8")
+    args.page.write_text("\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from plot_ot.models.vocabulary import FAMILIAR, FRESH, LETTERS
 from plot_ot.subjects import DecoderSubject, record
 from plot_ot.tasks import mcqa_data as mcqa
 
-ASSETS = Path(__file__).parents[1] / "src" / "plot_ot" / "models" / "assets" / "smollm2"
+ASSETS = Path(__file__).parents[1] / "adapters" / "smollm2"
 HELD_OUT = [LETTERS.index(x) for x in "FJNRVZ"]
 TRAINED = [k for k in range(len(LETTERS)) if k not in HELD_OUT]
 POINTER, TOKEN = Plant("answer_pointer", (15, 16, 17, 18)), Plant("answer_token", (24, 25, 26, 27))

@@ -71,6 +71,7 @@ def lasting(out: Path) -> dict[str, Any]:
     return {
         **results,
         "runtimes": None,
+        "seal": None,
         "units": sorted(results["units"]),
         "handles": handles,
         "couplings": couplings,

@@ -179,7 +179,8 @@ def examples(seed: int, method: str, spoken: dict[str, str]) -> list[dict]:
                 "before": " A",
                 "after": " B" if k % 4 else " A",
                 "expected": " B",
-                "source_answer": " B",
+                "source_answer": " C" if k % 3 == 2 else " B",
+                "discriminating": k % 3 != 0,
                 "right": bool(k % 4),
                 "position": position,
             }
@@ -269,6 +270,7 @@ def text_run(path: Path, seeds: tuple[int, ...] = (1, 2), spoken: dict[str, str]
                         "places": h.places,
                         "chosen": chosen(method, v),
                         "evidence": {"decoding": 0.95, "chance": 0.25, "stretch": 8.0 if method == "das" else 1.1},
+                        "capacity": {"sizes": [1, 2, 4, 8], "accuracy": [0.4, 0.6, 0.9, 0.9], "shuffled": [0.1] * 4},
                     }
                 )
                 results["profile"] += [

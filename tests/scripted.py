@@ -67,7 +67,7 @@ class Script:
         right: Any = getattr(self, role) if role != "random" or not isinstance(self.random, list) else self.random
         if isinstance(right, list):
             right = right[handle.chosen["k"]]
-        if role == "handle" and not recording.bank.changed[handle.variable].any():
+        if role in ("handle", "rebuilt") and not recording.bank.changed[handle.variable].any():
             right = self.kept
         return right_on(recording.bank, right)
 

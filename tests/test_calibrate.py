@@ -180,7 +180,7 @@ def test_ties_by_loss_go_to_the_surest_of_the_best(planted):
     assert found.handle.chosen["strength"] != 0.8  # so the two rules differ here
 
 
-@pytest.mark.parametrize(("ties", "chosen"), [("smallest", (1, 0.8)), ("surest", (1, 1.2)), ("loss", (3, 1.2))])
+@pytest.mark.parametrize(("ties", "chosen"), [("smallest", (1, 0.8)), ("natural", (1, 0.8)), ("loss", (3, 1.2))])
 def test_each_tie_rule_asks_for_size_and_certainty_in_its_own_order(planted, ties, chosen):
     _, recording, candidate = planted
     search = Search((1, 2, 3), (1.4, 1.2, 0.8), ties=ties)
@@ -194,6 +194,18 @@ def test_each_tie_rule_asks_for_size_and_certainty_in_its_own_order(planted, tie
     found = calibrate(recording, [candidate], "p", search, READOUT)
     assert (found.surface > 1 - 1e-9).all()
     assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == chosen
+
+
+@pytest.mark.parametrize(
+    ("strengths", "chosen"), [((0.8, 0.9, 1.0, 1.2), 1.0), ((0.8, 0.9, 1.05), 0.9), ((1.4, 1.3, 1.2), 1.2)]
+)
+def test_natural_ties_stop_at_the_sources_value_and_are_sure_there(planted, strengths, chosen):
+    """A gain of 1.05 would be surer than one of 0.9, and makes states that the network has not by itself."""
+    _, recording, candidate = planted
+    weak, strong = (one_at_a_time(recording, candidate, "p", 1, s)[0] for s in (0.9, 1.05))
+    assert loss_by_hand(strong, recording.bank, "p") < loss_by_hand(weak, recording.bank, "p")
+    found = calibrate(recording, [candidate], "p", Search((1, 2), strengths, ties="natural"), READOUT)
+    assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == (1, chosen)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["better first", "better last"])

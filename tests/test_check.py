@@ -301,7 +301,7 @@ def test_a_prompt_that_ends_in_a_space_is_caught() -> None:
 )
 def test_localize_refuses_before_a_model_is_loaded(options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("plot_ot.cli.localize.load_subject", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("plot_ot.api.load_subject", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "task.py").write_text(
         "import torch\nimport plot_ot\n"
         "hypothesis = plot_ot.CausalModel(['a'], {'v': lambda a: a, 'y': lambda v: v}, 'y')\n"

@@ -4,16 +4,19 @@ import io
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from rich.console import Console
 
 from plot_ot import cli
+from plot_ot.cli.common import console
 from plot_ot.cli.progress import Pace, Watch
 from plot_ot.studies.running import Step
 from plot_ot.studies.showing import duration
 from plot_ot.studies.study import Study
 from plot_ot.tasks import HierarchicalEquality, SeedFailed
+from report_runs import text_run
 
 DATA = Path(__file__).parent / "data"
 SMALL = ["--seeds", "1", "--first-seed", "1003", "--size", "100", "--strengths", "tenths", "--no-sweep"]
@@ -43,12 +46,18 @@ def stable(results: dict) -> dict:
     return {k: sorted(v) if k == "units" else v for k, v in results.items() if k != "runtimes"}
 
 
-def test_a_run_prints_its_tables_and_writes_its_directory(monkeypatch, tmp_path, capsys):
+def test_a_run_ends_in_sentences_and_writes_its_directory(monkeypatch, tmp_path, capsys):
     out = tmp_path / "run"
-    assert heq(monkeypatch, out, "--methods", "plot-joint,full-vector") == 0
-    printed = capsys.readouterr().out
-    for word in ("plot-joint", "full-vector", "no-edit", "copy-source", "recording", "calibration", str(out)):
-        assert word in printed
+    assert heq(monkeypatch, out, "--methods", "plot-joint,full-vector", "--sampler", "balanced") == 0
+    told = capsys.readouterr()
+    printed, said = told.out, " ".join(told.out.split())
+    for words in ("z_WX (whether W equals X)", "test pairs that can tell", "copying that input's answer is right on"):
+        assert words in said  # A4: nothing said what z_WX is
+    assert str(out) in printed
+    assert "recording" not in printed  # tables are behind --detail
+    assert [line.split(" in ")[0] for line in told.err.splitlines()] == [  # A10: nothing was printed for minutes
+        f"seed 1003: {unit}, done" for unit in ("controls", "plot-joint", "full-vector")
+    ]
     results = json.loads((out / "results.json").read_text())
     wanted = {"task", "subject", "seed", "method", "variable", "bank", "accuracy", "pairs"}
     assert all(wanted <= set(r) for r in results["records"])
@@ -76,6 +85,12 @@ def test_a_run_prints_its_tables_and_writes_its_directory(monkeypatch, tmp_path,
     detailed = capsys.readouterr().out
     for words in ("Chosen on calibration", "Handles on other variables' labels", "by cell: 00 1.0000", "fit/test 0"):
         assert words in detailed
+    for word in ("plot-joint", "full-vector", "no-edit", "copy-source", "recording", "calibration"):
+        assert word in detailed
+    assert call(monkeypatch, "show", str(out), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["results"]["records"] == results["records"]
+    assert {f["variable"] for f in found["findings"]} == {"z_WX", "z_YZ"}
 
 
 def test_an_interrupted_run_continues_and_ends_as_if_it_had_not_been(monkeypatch, tmp_path, capsys):
@@ -163,15 +178,41 @@ def test_a_run_becomes_pages_figures_and_tables(monkeypatch, tmp_path, capsys):
     assert "| z_WX sensitivity |" in capsys.readouterr().out
     assert call(monkeypatch, "table", "a", "--format", "csv", "--out", "a.csv") == 0
     assert (tmp_path / "a.csv").read_text().startswith("Metric,full-vector\n")
+    capsys.readouterr()
+    assert call(monkeypatch, "table", "a", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["columns"] == ["Metric", "full-vector"]
 
 
 def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
     assert call(monkeypatch, "list") == 0
     assert "plot-layered" in capsys.readouterr().out
+    assert call(monkeypatch, "list", "--json") == 0
+    assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"heq", "mcqa"}
+    assert call(monkeypatch, "models", "--json") == 0
+    assert {"planted-1000", "smollm2"} <= {m["name"] for m in json.loads(capsys.readouterr().out)}
     assert call(monkeypatch, "explain", "heq", "--size", "100") == 0
     printed = capsys.readouterr().out
     assert "z_WX <- W, X" in printed
     assert "forwards (every distinct input once)" in printed
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_no_number_is_cut_and_no_line_too_long(monkeypatch, tmp_path, capsys, width):
+    """A3: at 80 columns numbers became `0.…` and columns vanished."""
+    run = text_run(tmp_path / "run").path
+    monkeypatch.setattr(console, "_width", width)
+    assert call(monkeypatch, "show", str(run), "--detail") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if str(run) not in line]
+    assert max(len(line.rstrip()) for line in lines) <= width
+    printed = "\n".join(lines)
+    assert "…" not in printed
+    results = json.loads((run / "results.json").read_text())
+    for method in ("plot-native", "plot-pca", "das"):
+        mine = [r for r in results["records"] if r["method"] == method]
+        for bank in {(r["variable"], r["bank"]) for r in mine}:
+            accuracies = [r["accuracy"] for r in mine if (r["variable"], r["bank"]) == bank]
+            assert f"{sum(accuracies) / len(accuracies):.3f}" in printed
+        assert f"{fmean(t['seconds'] for t in results['runtimes'] if t['method'] == method):.2f}" in printed
 
 
 def test_addition_runs_stage_by_stage(monkeypatch, tmp_path, capsys):
@@ -238,13 +279,24 @@ def test_a_terminal_shows_the_stage_and_the_time_left():
     assert len(watch.pace.seconds["plot"]) == 2
 
 
-@pytest.mark.parametrize(("terminal", "quiet"), [(True, True), (False, False)], ids=["quiet", "no terminal"])
-def test_progress_is_silent_when_asked_to_and_off_a_terminal(terminal, quiet):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_silent_when_asked_to(terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    with Watch(console, quiet) as watch:
+    with Watch(console, quiet=True) as watch:
         for state, stage in (("waiting", ""), ("working", "stage 1 of 1 (couplings)"), ("done", "")):
             watch(Step(1, "plot", state, stage))
     assert console.file.getvalue().strip() == ""
+
+
+def test_a_pipe_gets_a_line_per_finished_unit():
+    console = Console(file=io.StringIO(), force_terminal=False, width=20)
+    with Watch(console, quiet=False) as watch:
+        for unit in ("plot", "das"):
+            watch(Step(1, unit, "waiting"))
+        for state, stage in (("working", ""), ("working", "stage 1 of 1 (couplings)"), ("done", "")):
+            watch(Step(1, "plot", state, stage))
+        watch(Step(1, "das", "skipped"))
+    assert console.file.getvalue().splitlines() == ["seed 1: plot, done in 0.0 s, about 1 s left"]
 
 
 def test_units_are_expected_to_take_as_long_as_their_namesakes():

@@ -190,6 +190,35 @@ def test_the_profile_is_read_back(closed, tmp_path):
     assert plot_ot.Result.load(tmp_path).profile("right") == closed.profile("right")
 
 
+def test_capacity_is_the_best_score_of_every_size_that_was_tried(closed, found):
+    curve = closed.capacity("left")
+    # 3 neurons by calibration; closed forms of 1, 2 and 4 directions; whole places of 16
+    assert set(curve.sizes) >= {1, 2, 3, 4, 16}
+    assert list(curve.sizes) == sorted(curve.sizes)
+    at = dict(zip(curve.sizes, curve.accuracy, strict=True))
+    handle = closed.handles["left"]
+    assert at[handle.size] == max(at.values()) == handle.chosen["calibration_score"]
+    whole = max(closed.unit["couplings"][0]["calibration"]["left"])
+    assert at[16] == pytest.approx(whole)
+    k = found.capacity("left")
+    surface = next(s for s in found.unit["surfaces"] if s["variable"] == "left")
+    for size, scores in zip(surface["sizes"], surface["scores"], strict=True):
+        assert dict(zip(k.sizes, k.accuracy, strict=True))[min(size, 16)] >= max(scores) - 1e-4
+
+
+def test_shuffled_values_have_a_capacity_of_their_own(closed, tmp_path):
+    curve = closed.capacity("left")
+    control = [score for score in curve.shuffled if score is not None]
+    assert control
+    assert max(control) < max(curve.accuracy) - 0.2
+    closed.save(tmp_path)
+    assert plot_ot.Result.load(tmp_path).capacity("left") == curve
+    assert f"{curve.sizes[0]}  {curve.accuracy[0]:.3f}" in str(curve)
+    assert f"<td>{curve.accuracy[0]:.3f}</td>" in curve._repr_html_()
+    with pytest.raises(PlotError, match="variable 'lefd'"):
+        closed.capacity("lefd")
+
+
 def test_the_way_to_a_handle_ends_in_what_it_takes(found, closed):
     assert closed.zoom("left") == ["layer1", "1 direction"]
     assert found.zoom("left")[-1] == ", ".join(found.handles["left"].chosen["sites"])

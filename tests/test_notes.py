@@ -168,7 +168,7 @@ def test_a_handle_at_several_places_has_no_rivals(shared):
     handle = reading(shared, "p", by_support={first.name: 0.9, second.name: 0.9})
     assert said(handle, shared)
     both = replace(handle, edits=(handle.edits[0], replace(handle.edits[0], place=second)))
-    assert said(both, shared) == []
+    assert all("pushes states" in note for note in said(both, shared))
 
 
 def test_untried_places_are_named_up_to_six(shared):

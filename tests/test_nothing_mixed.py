@@ -1,6 +1,7 @@
 """Nothing is mixed and nothing vanishes: what a unit is of is checked wherever it is used (F5-F11, F22)."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,9 @@ import plot_ot
 import report_runs
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import RunDirectory
-from plot_ot.files.run_layout import unit_path
+from plot_ot.files.run_layout import handle_path, unit_path
 from plot_ot.files.run_reading import read_run
-from plot_ot.files.unit_files import digest
+from plot_ot.files.seals import digest
 from plot_ot.methods import Method
 from plot_ot.report.paper_tables import paper_tables, render
 from plot_ot.sites import blocks
@@ -211,6 +212,90 @@ def test_f09_a_missing_or_damaged_handle_is_noticed_and_made_anew(cache, tmp_pat
     again = study(tmp_path / "run")
     assert handles[0].read_bytes() == sound
     assert not again.problems
+
+
+def change_a_digit(path, key):
+    """Another number under a key, as a slip of the hand or of the disk leaves it: the file is as good JSON as before."""
+    before = path.read_text()
+    after = re.sub(rf'("{key}": \d+\.?\d*?)(\d)\b', lambda m: m[1] + str((int(m[2]) + 1) % 10), before, count=1)
+    assert after != before
+    path.write_text(after)
+
+
+@pytest.mark.parametrize("name", ["results.json", "unit", "couplings.json"])
+def test_f08_a_number_that_was_changed_is_not_shown(tmp_path, name):
+    """Found by the campaign: one digit of a unit or of the results could change, and every reader showed it."""
+    run = written(tmp_path / "run")
+    clean = read_run(run)
+    if name == "couplings.json":
+        (run / name).write_text('[{"seed": 1, "method": "plot", "variables": [], "sites": [], "plan": []}]')
+    else:
+        change_a_digit(unit_path(run, 1, "plot") if name == "unit" else run / name, "accuracy")
+    reading = read_run(run)
+    assert any("changed after it was written" in p for p in reading.problems) or name == "couplings.json"
+    assert not reading.compiled
+    assert reading.couplings == clean.couplings
+    if name == "unit":
+        assert reading.results["records"] == []
+        with pytest.raises(PlotError, match="changed after it was written"):
+            RunDirectory(run, reading.manifest).compile(["plot"])
+    else:
+        assert reading.results == clean.results
+
+
+def test_f08_a_manifest_that_was_changed_is_refused_and_can_be_set_aside(tmp_path):
+    run = written(tmp_path / "run")
+    for text in (None, "{", ""):
+        if text is None:
+            text = (run / "manifest.json").read_text().replace('"torch": "2"', '"torch": "3"')
+        (run / "manifest.json").write_text(text)
+        with pytest.raises(PlotError, match=r"manifest.json cannot be (trusted|read).*--start-over"):
+            RunDirectory.open(run, CONFIG, {"torch": "3"})
+        assert any("manifest.json" in p for p in read_run(run).problems)
+        RunDirectory.open(run, CONFIG, {"torch": "3"}, start_over=True).close()
+
+
+def test_f09_a_result_with_another_handle_is_not_loaded(tmp_path):
+    """A sibling: `Result.load` took whatever lay at the handle's place."""
+    out = tmp_path / "run"
+    report_runs.text_run(out)
+    path = handle_path(out, 1, "das", "AnswerToken")
+    assert plot_ot.Result.load(out, "das", 1).handles
+    path.write_bytes(handle_path(out, 1, "das", "AnswerPointer").read_bytes())
+    with RunDirectory.open(out, read_run(out).config, read_run(out).manifest["versions"]) as run:
+        sound = [handle("das", v) for v in report_runs.VARIABLES]
+        run.finish(1, "das", {"records": []}, sound)
+    path.write_bytes(handle_path(out, 1, "das", "AnswerPointer").read_bytes())
+    with pytest.raises(PlotError, match="is damaged"):
+        read_run(out).require_handles(1, "das")
+
+
+def test_f05_a_run_killed_while_it_was_set_aside_can_be_begun(tmp_path):
+    """Found by the campaign: the old manifest gone, the new one not yet written, the directory was refused for ever."""
+    run = written(tmp_path / "run")
+    with RunDirectory.open(run, CONFIG, {"torch": "2"}, start_over=True):
+        pass
+    (run / "manifest.json").unlink()
+    with RunDirectory.open(run, CONFIG, {"torch": "2"}) as again:
+        assert again.manifest["superseded"] == ["superseded/1"]
+    (tmp_path / "foreign" / "superseded").mkdir(parents=True)
+    (tmp_path / "foreign" / "mine.txt").write_text("")
+    with pytest.raises(PlotError, match="not a plot-ot run directory"):
+        RunDirectory.open(tmp_path / "foreign", CONFIG, {})
+
+
+@pytest.mark.parametrize("other", [{"readout": "logits"}, {"controls": "full"}])
+def test_f06_results_of_other_readouts_or_controls_are_not_one_table(tmp_path, monkeypatch, other):
+    """A sibling: two methods of one directory could be judged by different rules."""
+    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    subject, once = plot_ot.MLPSubject(parity_net("ab", "cd")), Search((1,), (1.0,))
+    for k, options in enumerate(({}, other)):
+        mine = Method(f"m{k}", "", (Localize((blocks(2),)), Calibrate(once)))
+        found = plot_ot.localize(subject, HYPOTHESIS, ROWS, size=60, method=mine, **options)
+        if not k:
+            found.save(tmp_path / "run")
+    with pytest.raises(PlotError, match=next(iter(other))):
+        found.save(tmp_path / "run")
 
 
 def test_f10_a_grid_with_holes_is_said_in_every_table(tmp_path, capsys):

@@ -10,7 +10,7 @@ from torch import nn
 import plot_ot
 from plot_ot import CausalModel, PlotError, answer_sets, distributions, logit_difference, nearest_value, real_values
 from plot_ot.abstract.relabelling import shuffled
-from plot_ot.stages.gauss_newton import output_curvature, sharpness
+from plot_ot.stages.curvature import output_curvature, sharpness
 from truth import regression
 
 OUTPUTS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1000))

@@ -152,17 +152,23 @@ def test_the_runtime_table_splits_by_part(document, results):
         assert cells == [*wanted, spelled([t["seconds"] for t in mine])]
 
 
-def test_cards_say_the_verdicts_of_all_seeds(document, results):
+def test_cards_say_where_how_well_and_beside_what(document, results):
+    """B1: with two seeds no card named a place."""
     said = " ".join(" ".join(document.text).split())
-    for method in ("plot-native", "plot-pca", "das"):
-        for v in VARIABLES:
+    where = {"plot-native": "4 neurons", "plot-pca": "4 principal components", "das": "8 directions"}
+    for method, taken in where.items():
+        for k, v in enumerate(VARIABLES):
             mine = rows_of(results, "verdicts", method=method, variable=v)
             handles = [m["evidence"]["handle"] for m in mine]
             low, high = min(handles), max(handles)
-            assert f"{v}: {mine[0]['status']} in 2 of 2 seeds" in said
-            assert f"handle {fmean(handles):.3f} ({low:.3f} to {high:.3f}), full patch 0.400" in said
+            reach = (
+                f"right on {100 * fmean(handles):.0f} % of the 90 test pairs that can tell on average [{100 * low:.0f}"
+            )
+            assert reach.replace("right", "Right" if method != "plot-native" else "right") in said
+            assert f"{taken} of block {3 + k}, last token" in said.replace("(", "")
+            assert f"–{100 * high:.0f}]; copying the source's answer 10 %, random handles 30 %." in said
             assert all(m["sentence"] in said for m in mine)
-    assert "weak invariance in 2 of 2 seeds: its lower bound is 0.850, below 0.9" in said
+    assert "weak invariance in 2 of 2 seeds: the lower bound is 85 % of the pairs that keep the variable" in said
     assert "calibration has only 30 pairs that change it" in said
     assert "saturated" in said
 

@@ -125,7 +125,7 @@ def test_all_methods_can_be_asked_for(tmp_path):
     assert head == ["Metric", "PLOT", "DAS", "random"]
 
 
-@pytest.mark.parametrize("kind", ["latex", "markdown", "csv"])
+@pytest.mark.parametrize("kind", ["latex", "markdown", "csv", "json"])
 def test_every_format_is_well_formed(tmp_path, kind):
     for table in paper_tables([read_run(text_run(tmp_path / "text").path)]):
         text = render(table, kind)
@@ -135,10 +135,40 @@ def test_every_format_is_well_formed(tmp_path, kind):
         elif kind == "latex":
             plain = re.sub(r"\\[{}]", "", text)
             assert plain.count("{") == plain.count("}")
-            lines = [line for line in text.splitlines() if line.endswith("\\\\")]
-            assert {line.count("&") for line in lines} == {len(table.head) - 1}
+            for part in text.split("\\begin{tabular}")[1:]:
+                columns = len(re.sub(r"p\{\w+\}", "p", part[1 : part.index("\n") - 1]))
+                lines = [line for line in part.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
+                assert {line.count("&") for line in lines} == {columns - 1}
+        elif kind == "json":
+            found = json.loads(text)
+            assert found["columns"][0] == table.head[0]
+            assert len(found["rows"]) == len(table.rows)
         else:
             assert len({line.count(" | ") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def points(line: str) -> float:
+    """About how wide a line of a tabular is in ten-point type, by the widths of Computer Modern's letters."""
+    shown = re.sub(r"\\(mathbf|multicolumn)|\\varepsilon|\\lambda|[${}\\]", "", line).replace("pm", "±")
+    widths = {"m": 8.3, "w": 7.2, "±": 12.2, " ": 3.3, "i": 2.8, "l": 2.8, "t": 3.9, ".": 2.8, ",": 2.8, "1": 5.0}
+    cells = shown.split("&")
+    return sum(sum(widths.get(c, 5.0) for c in cell.strip()) for cell in cells)
+
+
+def test_b10_latex_tables_fit_a_line(tmp_path):
+    """B10: two of them were more than 200 points too wide."""
+    many = {f"a-method-with-a-name-{k}": 0.5 + 0.01 * k for k in range(12)}
+    heq, _ = write_run(tmp_path / "heq", "heq", many | {"plot": 0.9}, HEQ)
+    for run in (text_run(tmp_path / "text").path, heq):
+        for table in paper_tables([read_run(run)], every=True):
+            text = render(table, "latex")
+            small, space = (0.8, 6) if "footnotesize" in text else (1.0, 12)
+            names = [row[0] for row in table.rows]
+            for part in text.split("\\begin{tabular}")[1:]:
+                lines = [line for line in part.splitlines() if line.endswith("\\\\")]
+                widest = max(small * points(line) + space * (line.count("&") + 1) for line in lines)
+                assert widest < 410 or "p{" in part
+                assert len(lines) >= len(names)  # every tabular names all rows
 
 
 def test_csv_is_not_rounded(tmp_path):

@@ -44,14 +44,14 @@ print("all of it")
 """
 
 
-def test_a_cluster_of_this_machine_has_a_folder_and_a_token_of_its_own(tmp_path):
+def test_f26_a_cluster_of_this_machine_has_a_folder_and_a_token_of_its_own(tmp_path):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env = {**kept, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", OWN], env=env, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "all of it", done.stderr[-2000:]
 
 
-def test_an_address_from_the_environment_is_said(monkeypatch):
+def test_f26_an_address_from_the_environment_is_said(monkeypatch):
     monkeypatch.setattr("plot_ot.engine.ray_engine._initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with (
@@ -62,12 +62,12 @@ def test_an_address_from_the_environment_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize("answer", [None, {"value": 1}, "done"])
-def test_an_answer_that_is_none_is_refused(answer):
+def test_f26_an_answer_that_is_none_is_refused(answer):
     with pytest.raises(PlotError, match="A worker answered with"):
         list(_values_or_errors(iter([answer]), []))
 
 
-def test_a_recording_of_other_inputs_or_shapes_is_refused():
+def test_f26_a_recording_of_other_inputs_or_shapes_is_refused():
     inputs = torch.arange(6).reshape(3, 2)
     shard = Shard(inputs, torch.arange(3), Share())
     subject = SimpleNamespace(places=(Place("a", 4, 1),))

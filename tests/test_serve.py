@@ -67,12 +67,12 @@ def test_a_run_that_is_going_on_moves_on_and_a_new_one_appears(served):
         json.dumps({"format": "plot-ot run 1", "config": config, "started": "2030", "versions": {}})
     )
     row = listed(server)["er"]
-    assert (row["units"], row["expected"], row["state"], row["accuracy"]) == (0, 6, "stopped", None)
+    assert (row["units"], row["expected"], row["state"], row["accuracy"]) == (0, 6, "interrupted", None)
     with RunDirectory.open(run, config, {}) as going:
         going.finish(1, "das", {"records": records(1, "das")})
         row = listed(server)["er"]
-        assert (row["units"], row["best"], row["state"]) == (1, "das", "going on")
-    assert listed(server)["er"]["state"] == "stopped"
+        assert (row["units"], row["best"], row["state"]) == (1, "das", "running")
+    assert listed(server)["er"]["state"] == "interrupted"
     assert b"The run is not finished" in ask(server, f"/run/{row['key']}/")[1]
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from decoders import network, transformers
 from plot_ot import load_sae, read_pairs
-from plot_ot.cli.check import load_tokenizer
+from plot_ot.cli.task_files import load_tokenizer
 from plot_ot.errors import PlotError
 from plot_ot.files import safe_reading
 from plot_ot.files.safe_reading import parse_json, read_npz, read_parquet, read_torch_file

@@ -66,13 +66,20 @@ def test_everything_met_is_placed_and_compact_and_every_gate_is_in_the_table(ben
         ({"kept": 0.85}, ABSENT, REST),
         ({"kept": 0.5}, ABSENT, REST),
         # in part needs every control beaten for sure
-        ({"handle": 0.7, "copied": 0.65}, ABSENT, SOURCE),
-        ({"handle": 0.7, "random": 0.65}, ABSENT, HANDLES),
+        ({"handle": 0.7, "copied": 0.65, "rebuilt": 0.7}, UNDECIDED, SOURCE),
+        ({"handle": 0.7, "random": 0.65, "rebuilt": 0.7}, UNDECIDED, HANDLES),
+        ({"handle": 0.7, "copied": 0.69, "rebuilt": 0.7}, ABSENT, SOURCE),
+        # by the handle, or by what is left of it when it is made of what is used
+        ({"handle": 0.6, "copied": 0.53, "rebuilt": 0.7}, IN_PART, SOURCE),
+        ({"handle": 0.7, "rebuilt": 0.55}, IN_PART, READS),
+        ({"handle": 0.79, "rebuilt": 0.7}, IN_PART, READS),
+        ({"handle": 0.7, "rebuilt": 0.36}, DECODABLE, READS),  # less than half of it, or nearly
+        ({"handle": 0.7, "rebuilt": 0.55, "copied": 0.5}, DECODABLE, READS),
         # rebuilt from what is used it may lose 0.05
         ({"rebuilt": 0.97}, COMPACT, None),
         ({"rebuilt": 0.95}, UNDECIDED, READS),
         ({"rebuilt": 0.9}, DECODABLE, READS),
-        ({"handle": 0.7, "rebuilt": 0.5}, DECODABLE, READS),
+        ({"handle": 0.9, "rebuilt": 0.7}, DECODABLE, READS),
         # compact is a word about size only
         ({"handle": 0.95, "patch": 1.0, "elsewhere": 0.0}, PLACED, None),
         ({"handle": 0.998, "patch": 1.0, "elsewhere": 0.0}, COMPACT, None),
@@ -301,7 +308,7 @@ def test_the_sentence_of_every_status(bench):
     assert compact.sentence == f"left: placed in layer1, compact in 1 of 4 dimensions; h{numbers_of(compact)}"
     placed = bench.verdict(size=4)
     assert placed.sentence == f"left: placed in layer1; h{numbers_of(placed)}"
-    part = bench.verdict(handle=0.6, copied=0.2)
+    part = bench.verdict(handle=0.6, copied=0.2, rebuilt=0.6)
     n = part.evidence
     best = max(n["copy_source"], n["random_places"])
     assert part.sentence == (
@@ -313,9 +320,13 @@ def test_the_sentence_of_every_status(bench):
     absent = bench.verdict(copied=0.99, kept=0.5)
     reasons = f"{absent.gate(SOURCE).sentence}; {absent.gate(REST).sentence}"
     assert absent.sentence == f"left: not localized here (layer1): {reasons}. H{numbers_of(absent)}"
-    # at most in part, but then a control is in doubt: what did not hold is the reason
-    doubt = bench.verdict(handle=0.7, copied=0.65)
+    # in part or not at all: what did not hold is the reason
+    doubt = bench.verdict(handle=0.7, copied=0.65, rebuilt=0.7)
+    assert doubt.status is UNDECIDED
     assert doubt.gate(SOURCE).sentence in doubt.sentence
+    rest = bench.verdict(handle=0.7, rebuilt=0.55)
+    said = "in part in layer1: rebuilt from what is used later, the handle beats every control but is right on only"
+    assert f"{said} {rest.evidence['read_from_used']:.0%} of" in rest.sentence
     decodable = bench.verdict(rebuilt=0.5)
     assert decodable.sentence == (
         f"left: decodable here, not used here (layer1): {decodable.gate(READS).sentence}. H{numbers_of(decodable)}"

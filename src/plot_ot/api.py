@@ -223,6 +223,7 @@ def localize(
     notes = [said, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": task, "subject": name, "methods": [chosen.name], "seeds": [seed], "size": size}
+    config |= {"readout": readout.name, "controls": controls}  # methods that differ in these are not one table
     took = unit["runtimes"][0]
     waited |= {
         "recording": study.recording_seconds,

@@ -26,7 +26,12 @@ class CouplingWarning(PlotWarning):
 def unknown(kind: str, given: object, choices: Iterable[str]) -> NoReturn:
     """Refuse an unknown name: list the names to choose from, and suggest the closest."""
     names = list(choices)
-    close = get_close_matches(str(given), names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = suggestion(given, names)
     more = f", ... ({len(names)} in all)" if len(names) > MOST_NAMES else ""
     raise PlotError(f"Unknown {kind} '{given}'.{hint} Choose from: {', '.join(names[:MOST_NAMES]) or '(none)'}{more}.")
+
+
+def suggestion(given: object, names: Iterable[str]) -> str:
+    """A question after the closest of these names, to follow a sentence; empty where none is close."""
+    close = get_close_matches(str(given), list(names), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

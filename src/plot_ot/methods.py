@@ -25,7 +25,7 @@ from plot_ot.transport import Transport
 STRENGTHS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, *(float(x) for x in range(4, 21)))
 SEARCH = Search(tuple(range(1, 21)), STRENGTHS, ties="loss")
 """Up to K equal weights, λ = K takes the K sites whole: strengths reach as far as sizes do."""
-WIDE_SEARCH = Search((1, 2, 4, 8), (0.5, 1.0, 2.0, 4.0, 8.0), ties="surest")
+WIDE_SEARCH = Search((1, 2, 4, 8), (0.5, 1.0, 2.0, 4.0, 8.0), ties="natural")
 NARROW, FEW, KEPT = 64, 4, 3
 """Up to this width every neuron is a site of its own; up to this many places none is left out beforehand; where there
 are more, so many are kept for a closer look."""
@@ -185,7 +185,7 @@ def progressive(
         ways.append(())
     width = max(p.width for p in places)
     thorough = not ways and width <= NARROW  # few and narrow places
-    fine, search = (FINE, replace(SEARCH, ties="surest")) if thorough else (WIDE_FINE, WIDE_SEARCH)
+    fine, search = (FINE, replace(SEARCH, ties="natural")) if thorough else (WIDE_FINE, WIDE_SEARCH)
     if variables == 1:  # a balanced coupling of one row is uniform
         fine = replace(fine, kind="uot-one-sided", beta=(0.1,))
     native = (blocks(1),) if width <= NARROW else (blocks(width // NARROW), blocks(width // 16))

@@ -17,6 +17,7 @@ from plot_ot.files.run_layout import LISTS
 from plot_ot.files.run_reading import read_run
 from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
+from plot_ot.judging.capacity import Capacity
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Accuracy, Bootstrap
 from plot_ot.judging.profile import Profile
@@ -90,6 +91,13 @@ class Result:
             unknown("variable", variable, self.handles)
         return Profile.from_rows(variable, self.unit.get("profile", []))
 
+    def capacity(self, variable: str) -> Capacity:
+        """The best calibration score for every number of directions that was tried, beside that of shuffled values."""
+        if variable not in self.handles:
+            unknown("variable", variable, self.handles)
+        rows = {s["variable"]: s.get("capacity") for s in self.unit["selection"]}
+        return Capacity.from_row(variable, rows.get(variable) or Capacity.of(variable, {}, None).as_row())
+
     def __str__(self) -> str:
         lines = [v.sentence for v in self.verdicts.values()]
         lines += [f"  {v}: {' → '.join(self.zoom(v))}" for v in self.handles if len(self.zoom(v)) > 1]
@@ -101,7 +109,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The verdicts as plain HTML, and below them the whole report in a frame of its own."""
-        told = fragment(self.records, self.unit.get("verdicts", []), self.unit["runtimes"])
+        lists = (self.unit.get(name, []) for name in ("verdicts", "runtimes", "selection"))
+        told = fragment(self.records, *lists, self.controls.get("notes", []))
         with tempfile.TemporaryDirectory() as folder:
             self._write(Path(folder) / "run")
             report = html.escape(page([Path(folder) / "run"]), quote=True)
@@ -155,6 +164,7 @@ class Result:
             raise PlotError(f"{directory} has no results of method '{method}' in seed {seed}.")
         told = ("no-edit", "copy-source", CONTROLS)
         controls = {name: [r for r in here[name] if r.get("method") in told] for name in ("records", "notes")}
+        run.require_handles(seed, method)
         handles = {s["variable"]: Handle.load(run.handle_path(seed, method, s["variable"])) for s in unit["selection"]}
         verdicts = {v["variable"]: Verdict.from_row(v) for v in unit["verdicts"]}
         notes = [str(n) for n in run.manifest.get("notes", [])]

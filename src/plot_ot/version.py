@@ -1,12 +1,12 @@
 """The library's version, and those of what can change a result; importable from anywhere."""
 
-from importlib import metadata
-
 __version__ = "0.1.0"
 
 
 def library_versions() -> dict[str, str]:
     """Versions that can change a result."""
+    from importlib import metadata  # slow to import, and every command has a version
+
     versions = {"plot_ot": __version__}
     for name in ("torch", "numpy", "safetensors", "transformers"):
         try:

@@ -8,12 +8,13 @@ from functools import partial
 from typing import ClassVar
 
 from plot_ot.handles import Handle
-from plot_ot.methods import FINE, SEARCH, Method, MethodKind
+from plot_ot.methods import FINE, SEARCH, Method, MethodKind, natural_das
 from plot_ot.sites import pca_components
 from plot_ot.stages.choose import Calibrate, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize
 from plot_ot.stages.descent import DasSpec
+from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Problem, State
 from truth import illusions, kinds, nulls, older
 from truth.known import Known
@@ -49,6 +50,8 @@ METHODS: dict[str, str | Method] = {
         (Localize((pca_components(),), FINE, coupling="place"), Calibrate(SEARCH)),
     ),
     "closed-form": Method("closed-form", "oblique maps in closed form at every place", (ClosedForm(),)),
+    "newton": Method("newton", "closed forms, then Gauss-Newton, at every place", (ClosedForm(), NewtonHandles())),
+    "das-natural": Method("das-natural", "DAS kept natural, four sizes", (natural_das(_DAS),), kind=MethodKind.DAS),
     "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind=MethodKind.DAS),
     "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind=MethodKind.DAS),
 }

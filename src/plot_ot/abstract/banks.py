@@ -290,12 +290,15 @@ def draw_pairs(
 
 
 def _possible_changes(values: Sequence[Tensor]) -> list[int]:
-    """The sets of variables that some pair of rows changes, as bit codes: a function of the others has no set alone."""
+    """The sets of variables that some pair of different rows changes, as bit codes.
+
+    A function of the others has no set alone; nothing changes only between rows that agree in every variable.
+    """
     columns = [torch.unique(v, dim=0, return_inverse=True)[1] for v in values]
-    joint = torch.unique(torch.stack(columns, dim=1), dim=0)
+    joint, count = torch.unique(torch.stack(columns, dim=1), dim=0, return_counts=True)
     differ = joint[:, None, :] != joint[None, :, :]
     masks: list[int] = torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist()
-    return masks
+    return masks if bool((count > 1).any()) else [mask for mask in masks if mask]
 
 
 def _quota_masks(

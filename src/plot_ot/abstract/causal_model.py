@@ -41,7 +41,8 @@ class CausalModel:
 
     `inputs` names the columns of the input rows. `mechanisms` maps every other variable to its mechanism
     (a function whose parameter names are its parents, or a `Mechanism`). `output` names the variable that is
-    the answer; `variables` the ones worth localizing (default: all between inputs and output).
+    the answer; `variables` the ones worth localizing (default: all between inputs and output). `meanings` says what
+    variables stand for, in words that a reader of the results will see.
 
         >>> import torch
         >>> heq = CausalModel(
@@ -63,6 +64,7 @@ class CausalModel:
         mechanisms: Mapping[str, Mechanism | Callable[..., Tensor]],
         output: str,
         variables: Sequence[str] | None = None,
+        meanings: Mapping[str, str] | None = None,
     ) -> None:
         self.inputs = tuple(inputs)
         declared = {n: m if isinstance(m, Mechanism) else Mechanism.of(m) for n, m in mechanisms.items()}
@@ -77,6 +79,9 @@ class CausalModel:
         if len(set(chosen)) < len(chosen):
             raise PlotError(f"Variable names must differ; found {', '.join(chosen)}.")
         self.variables = tuple(chosen)
+        self.meanings = dict(meanings or {})
+        for name in self.meanings:
+            self.require(name)
         self.accepts: Accepts = same
         """Whether what is right for the second of two answers may also be right for the first; by default, equality."""
 
@@ -196,6 +201,21 @@ class CausalModel:
         Inputs are green, the variables worth localizing orange, other variables a lighter orange, the output red.
         """
         draw_graph(self, path)
+
+    # -- words -------------------------------------------------------------------------------------------
+
+    def describe(self, inputs: Int[Tensor, "rows inputs"]) -> list[str]:
+        """Input rows in words: `W = 3, X = 3, Y = 1, Z = 2`."""
+        return [
+            ", ".join(f"{name} = {self.spell(name, code)}" for name, code in zip(self.inputs, row, strict=True))
+            for row in inputs.tolist()
+        ]
+
+    def spell(self, name: str, value: Any) -> str:
+        """One value of an input or of the output in words: truth values are yes and no, vectors are digits."""
+        if isinstance(value, list):
+            return "".join(str(int(v)) for v in value)
+        return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
     def __repr__(self) -> str:
         lines = [f"CausalModel({', '.join(self.inputs)} -> {self.output})"]

@@ -24,6 +24,24 @@ Inputs = Mapping[str, Any]
 Rows = Int[Tensor, "rows inputs"]
 
 
+class _Coded(CausalModel):
+    """A causal model over codes, which stand for values."""
+
+    def __init__(self, *given: Any, value: Callable[[str, int], Any]) -> None:
+        super().__init__(*given)
+        self._value = value
+
+    def spell(self, name: str, value: Any) -> str:
+        """The value that a code stands for."""
+        return str(self._value(name, int(value)))
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    """What a function's docstring begins with, as part of a sentence."""
+    words = (inspect.getdoc(function) or "").strip().partition("\n")[0].rstrip(".")
+    return words[:1].lower() + words[1:]
+
+
 class Hypothesis:
     """What a network may compute, as plain functions whose parameter names are their parents.
 
@@ -46,6 +64,8 @@ class Hypothesis:
         >>> base, source = h.rows([{"a": 2, "b": 3}, {"a": 6, "b": 7}]).split(1)
         >>> h.render(base), h.answers[h.causal.swap(base, source, "carry")]
         (['2+3='], '15')
+
+    A function's docstring says what its variable means, for readers of the results.
 
     Functions see one input at a time, and each distinct combination of parent values once. `causal` is the causal model
     over integer codes that the rest of plot_ot works on: `rows` codes inputs, `values` says what a code stands for.
@@ -176,7 +196,9 @@ class Hypothesis:
             )
         batched = {n: Mechanism(p, self._batched(n, p, f)) for n, (p, f) in self._mechanisms.items()}
         wanted = [n for n in self._mechanisms if n != self._output and n not in self._aside]
-        model = CausalModel(inputs, batched, self._output, wanted)
+        said = {n: _first_line(f) for n, (_, f) in self._mechanisms.items()}
+        meanings = {n: words for n, words in said.items() if words}
+        model = _Coded(inputs, batched, self._output, wanted, meanings, value=self._value)
         self._books = {n: Codebook(with_type) for n in inputs}
         self._books |= {n: self._answers if n == self._output else Codebook() for n in self._mechanisms}
         return model

@@ -17,8 +17,8 @@ from plot_ot.version import __version__
 app = typer.Typer(
     help="Where in this network does this variable live, and how do I control it?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(run.app, name="run")
 for command in (show.show, show.report, show.figures, show.table, show.view):
@@ -50,7 +50,7 @@ def main() -> None:
     """Entry point: one line per error, no traceback unless PLOT_OT_DEBUG is set."""
     warnings.simplefilter("ignore", CouplingWarning)  # flags are printed with the results, not between them
     try:
-        app()
+        app(prog_name="plot-ot")
     except PlotError as e:
         if os.environ.get("PLOT_OT_DEBUG"):
             raise

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from plot_ot.cli.fitting import fitted
 from plot_ot.errors import PlotError
 
 
@@ -20,6 +23,16 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Every string that is printed, in a line or in a table, comes through here."""
         return super().render_str(printable(text), **{**options, "markup": False, "emoji": False, "highlight": False})
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; tables that are too wide become several."""
+        for o in objects:
+            if isinstance(o, Table):
+                for part in fitted(o, self.width):
+                    super().print(part, **options)
+        rest = [o for o in objects if not isinstance(o, Table)]
+        if rest or not objects:
+            super().print(*rest, **options)
 
     def tell(self, label: str, text: str, style: str) -> None:
         """A line that begins with a coloured word."""
@@ -46,7 +59,10 @@ Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
-Detail = Annotated[bool, typer.Option(help="Also show what calibration chose, and the flags of every coupling.")]
+Detail = Annotated[
+    bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")]
 Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
 Bits = Annotated[int, typer.Option(help="Bits per number.")]
 RecipeName = Annotated[str, typer.Option("--recipe", help="Training: 'paper' (250 epochs) or 'first-exact'.")]
@@ -66,6 +82,15 @@ Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
 ]
+
+
+def _show_tracebacks(asked: bool) -> bool:
+    if asked:
+        os.environ["PLOT_OT_DEBUG"] = "1"
+    return asked
+
+
+Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
 
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.api import load_subject
-from plot_ot.cli.check import data_of, hypothesis_of, load_task, require_file
-from plot_ot.cli.common import Threads, budget, console
+from plot_ot.cli.common import Debug, Threads, budget, console
 from plot_ot.cli.localize import Kinds, Numbers, layer_numbers
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
-from plot_ot.comparing import compare
 from plot_ot.errors import PlotError
-from plot_ot.subjects import Subject
 
 
 def compare_tasks(
@@ -53,11 +46,16 @@ def compare_tasks(
     memory: Memory = 4.0,
     threads: Threads = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Which of several hypotheses does a model implement? "None of them" is an answer."""
-    if debug:
-        os.environ["PLOT_OT_DEBUG"] = "1"
+    import torch
+
+    from plot_ot.api import load_subject
+    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, require_file
+    from plot_ot.comparing import compare
+    from plot_ot.subjects import Subject
+
     for task in tasks:
         require_file(task)
     if len(tasks) < 2:
@@ -97,5 +95,5 @@ def compare_tasks(
 
 def _name(hypothesis: Any, task: Path) -> str:
     """A hypothesis is called as it calls itself, or after its file."""
-    named = isinstance(hypothesis, Hypothesis) and hypothesis.name != "hypothesis"
-    return str(hypothesis.name) if named else task.stem
+    own = str(getattr(hypothesis, "name", "hypothesis"))
+    return task.stem if own == "hypothesis" else own

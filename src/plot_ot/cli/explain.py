@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Annotated, Any, cast
+from typing import Annotated
 
-import torch
 import typer
-from rich.text import Text
 
-from plot_ot.cli.common import First, Methods, budget, console
-from plot_ot.errors import PlotError, unknown
-from plot_ot.methods import Method, pick
-from plot_ot.planner import Machine, Plan, Scene, Shape, machine_by_name, predict
-from plot_ot.report import tables
-from plot_ot.tasks import TASKS, Task
-from plot_ot.tasks.planning import scene_and_methods
-from plot_ot.tasks.text_data import Sizes
+from plot_ot.cli.common import AsJson, Debug, First, Methods, budget, console
 
 Model = Annotated[
     str | None, typer.Option(help="Language model: one of `plot-ot models`, a known shape, a directory or a hub id.")
@@ -61,45 +48,26 @@ Budget = Annotated[
     typer.Option("--memory", help="Language tasks: GB that a recording may take (default: 4)."),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs that DAS will train (default: the most it may).")]
-SIZES = {"fit": ("fit",), "pairs": ("calibration", "test", "transfer")}
-"""Options that say how many pairs the banks of a language task have, and which banks."""
-OPTIONS = ("sampler", "strengths", "size", "width", "bits", "split", "model", "adapter", *SIZES, "memory")
-"""Options of tasks; the others say on what machine a study is planned."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 
 
-def task_by_name(name: str, given: Mapping[str, Any]) -> Task:
-    """A task of the registry with the options that were given; options of other tasks are refused."""
-    if name not in TASKS and name.endswith(".py"):
-        raise PlotError(
-            f"{name} is a task file, and explain plans the studies of `plot-ot list`: {', '.join(TASKS)}. See whether "
-            f"the file is ready with `plot-ot check`; docs/planner.md says how to plan your own network from Python."
-        )
-    if name not in TASKS:
-        unknown("task", name, TASKS)
-    own = options_of(TASKS[name])
-    for option in given:
-        if option not in own:
-            others = [other for other, make in TASKS.items() if option in options_of(make)]
-            raise PlotError(
-                f"--{option} is an option of {' and '.join(others)}, not of {name}. Leave it out; the options of "
-                f"{name} are {', '.join(f'--{o}' for o in own)}."
-            )
-    values = {option: value for option, value in given.items() if option not in SIZES}
-    sizes = {bank: given[option] for option, banks in SIZES.items() if option in given for bank in banks}
-    return TASKS[name](**values, **({"sizes": Sizes(**sizes)} if sizes else {}))
-
-
-def options_of(task: type[Task]) -> list[str]:
-    """The options of this command that a task has: its fields, and what its banks' sizes are made of."""
-    own = [f.name for f in fields(cast(Any, task))]
-    return [o for o in OPTIONS if o in own or (o in SIZES and "sizes" in own)]
-
-
-def list_all() -> None:
+def list_all(as_json: AsJson = False) -> None:
     """List the tasks and their methods."""
-    for make in TASKS.values():
-        task = make()
+    from plot_ot.report import tables
+    from plot_ot.tasks import TASKS
+
+    tasks = [make() for make in TASKS.values()]
+    if as_json:
+        told = [
+            {
+                "name": t.name,
+                "summary": t.summary,
+                "methods": [{"name": m.name, "kind": m.kind, "summary": m.summary} for m in t.catalogue().values()],
+            }
+            for t in tasks
+        ]
+        print(json.dumps(told, indent=1))
+        return
+    for task in tasks:
         table = tables.plain_table(f"{task.name}: {task.summary}")
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")
@@ -137,8 +105,16 @@ def explain(
     dtype: Dtype = None,
     seed: First = 0,
     as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Estimate compute, memory, traffic and time of a study, per method and part, without loading any weights."""
+    import torch
+
+    from plot_ot.cli.estimates import print_estimates, task_by_name
+    from plot_ot.methods import pick
+    from plot_ot.planner import machine_by_name, predict
+    from plot_ot.tasks.planning import scene_and_methods
+
     given = {
         "sampler": sampler,
         "strengths": strengths,
@@ -168,152 +144,12 @@ def explain(
         efficiency=efficiency,
         call=call,
     )
-    chosen: list[Method] = pick(offered, methods.split(",") if methods else None)
+    chosen = pick(offered, methods.split(",") if methods else None)
     plans = [predict(m, scene, found, epochs=epochs, workers=workers) for m in chosen]
     if as_json:
-        told = {"task": configured.config(), "shape": _plain(scene.shape), "machine": vars(found)}
+        shape = {k: v for k, v in vars(scene.shape).items() if k not in ("places", "after")}
+        told = {"task": configured.config(), "shape": shape, "machine": vars(found)}
         print(json.dumps({**told, "plans": [p.json() for p in plans]}, indent=1, default=str))
         return
     console.print(repr(configured.causal_model()), highlight=False)
-    console.print(tables.power_table({key: r.bank for key, r in scene.tests.items()}))
-    _show(scene, found, plans)
-
-
-# -- words and tables -----------------------------------------------------------------------------------------------
-
-
-def _show(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
-    shape, inputs, held = scene.shape, scene.inputs, plans[0].memory
-    console.print(
-        f"Recording: {inputs.count:,} forwards (every distinct input once), {_short(held.vectors, BYTE)} kept; "
-        f"largest batch {_short(max(p.memory.batch for p in plans), BYTE)}.",
-        highlight=False,
-    )
-    if shape.language:
-        where = "more than --memory leaves: they go to a temporary file" if held.spilled else "kept in memory"
-        if held.on_disk:
-            console.print("Recorded vectors take more than a quarter of --memory: they go to a temporary file.")
-        console.print(
-            f"{shape.name}: {shape.weights:,} parameters ({_short(shape.weight_bytes, BYTE)}), {shape.blocks} blocks "
-            f"of width {shape.width}; prompts of up to {inputs.longest} tokens, keys and values of the bases "
-            f"{_short(held.keys, BYTE)} ({where}).",
-            highlight=False,
-        )
-    console.print(_machine_words(machine), highlight=False)
-    console.print(_spread_words(machine, plans), highlight=False)
-    counts = tables.plain_table("Computed, per seed")
-    for column in ("method", "sites", "calibration variants", "rotations", "block-tokens", "lowest", "highest", "FLOP"):
-        counts.add_column(column, justify="left" if column == "method" else "right")
-    for p in plans:
-        tokens = [round(estimate.cost.block_tokens) for estimate in (p, p.lowest, p.highest)]
-        cells = [f"{x:,}" for x in (p.sites, p.variants, p.rotations, *tokens)]
-        counts.add_row(p.method, *cells, _short(p.cost.flops + p.cost.single, FLOP))
-    console.print(counts)
-    parts = [column for column, some in PARTS.items() if any(set(some) & set(p.parts) for p in plans)]
-    times = tables.plain_table("About how long, per seed")
-    for column in ("method", *parts, "in all", "lowest", "highest"):
-        times.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    for p in plans:
-        seconds = [sum(p.seconds.get(part, 0.0) for part in PARTS[column]) for column in parts]
-        seconds += [sum(estimate.seconds.values()) for estimate in (p, p.lowest, p.highest)]
-        times.add_row(p.method, *map(_clock, seconds))
-    console.print(times)
-    sizes = tables.plain_table("Memory, and bytes moved")
-    columns: dict[str, Callable[[Plan], float]] = {
-        "weights": lambda p: p.memory.weights,
-        "needed besides": lambda p: p.memory.kept,
-        "with the allocator's": lambda p: p.memory.slack and p.memory.kept + p.memory.slack,
-        "read and written": lambda p: p.cost.moved,
-        "keys of it": lambda p: p.cost.keys,
-        "sent to workers": lambda p: p.cost.sent if p.spread.replicas > 1 else 0.0,
-    }
-    columns = {name: of for name, of in columns.items() if any(map(of, plans))}
-    for column in ("method", *columns):
-        sizes.add_column(column, justify="left" if column == "method" else "right")
-    for p in plans:
-        sizes.add_row(p.method, *(_short(of(p), BYTE) for of in columns.values()))
-    console.print(sizes)
-    console.print(RANGE, highlight=False)
-    for name in sorted({s for p in plans for s in p.not_counted}):
-        loud = Text(f"Not counted: {name}.", style="bold red")
-        console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
-
-
-def _machine_words(machine: Machine) -> str:
-    several = f"{machine.devices} x " if machine.devices > 1 else ""
-    return (
-        f"Machine: {several}{machine.name}{' (measured now)' if machine.measured else ''}: "
-        f"{_short(machine.flops, FLOP)}/s and {_short(machine.bandwidth, BYTE)}/s, of which blocks reach "
-        f"{machine.efficiency:.0%}; {machine.call * 1e6:.0f} µs per block call; "
-        f"{_short(machine.memory, BYTE)} of memory{' each' if several else ''}."
-    )
-
-
-def _spread_words(machine: Machine, plans: Sequence[Plan]) -> str:
-    """Say in words how the work is spread over workers: what they change, and what they do not."""
-    spread, held = plans[0].spread, max((p.memory for p in plans), key=lambda m: m.total)
-    where = f" of {spread.devices} GPUs" if spread.devices > 1 else ""
-    words = f"One replica{where}, in this process."
-    if spread.replicas > 1:
-        words = (
-            f"{spread.replicas} replicas{where}, as with --engine ray --workers {spread.replicas}. Each holds "
-            f"weights of its own, {_short(held.total, BYTE)} with the rest at most"
-        )
-        driver = held.weights + held.vectors
-        words += "." if machine.gpu else f": {_short(spread.replicas * held.total + driver, BYTE)} with the driver."
-        words += (
-            " Results stay the same. Time is shared out as far as there are units of work; the driver filters alone."
-        )
-        if any("das" in p.parts for p in plans):
-            words += " For DAS every worker records the fit bank for itself, which is not counted."
-    if spread.missing:
-        words += f" {spread.missing:.0%} of the weights do not fit and are fetched in every pass."
-    cores = os.cpu_count() or 1
-    if not machine.gpu and machine.measured and spread.replicas > cores:
-        words += f" This machine has {cores} cores: more workers than that make nothing faster."
-    return words
-
-
-PARTS = {
-    "record": ("filter", "recording", "transfer"),
-    "signatures": ("signatures",),
-    "Newton": ("newton",),
-    "calibrate": ("calibration",),
-    "DAS": ("das",),
-    "test": ("test",),
-}
-"""Columns, and the parts of a plan they hold."""
-
-
-RANGE = (
-    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only after it has "
-    "run: `lowest` assumes late places, where few blocks are left to run, `highest` early ones; the number before is "
-    "an average over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
-)
-FLOP = {1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP"}
-BYTE = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
-TIME = {3600.0: "h", 60.0: "min", 1.0: "s", 1e-3: "ms"}
-
-
-def _short(x: float, units: Mapping[float, str]) -> str:
-    """Write a number in the largest unit that leaves at least 1; zero is written as nothing."""
-    unit = next((u for u in units if x >= u), min(units))
-    number = f"{x / unit:,.0f}" if x >= 100 * unit else f"{x / unit:.3g}"
-    return f"{number} {units[unit]}" if x else ""
-
-
-def _clock(seconds: float) -> str:
-    """Write a time with the digits that a plan can know: one, or two where the first is a 1.
-
-    Minutes are used from two minutes on, hours from two hours on.
-    """
-    if not seconds:
-        return ""
-    unit = next((u for u in TIME if (u <= 1 or seconds >= 2 * u) and seconds >= u), min(TIME))
-    digit = 10.0 ** math.floor(math.log10(seconds / unit))
-    step = digit / 10 if seconds / unit < 2 * digit else digit
-    return f"{round(round(seconds / unit / step) * step, 6):g} {TIME[unit]}"
-
-
-def _plain(shape: Shape) -> dict[str, Any]:
-    return {k: v for k, v in vars(shape).items() if k not in ("places", "after")}
+    print_estimates(scene, found, plans)

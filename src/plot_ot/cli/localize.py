@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.text import Text
 
-from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.pairs import read_pairs
-from plot_ot.api import METHODS, load_subject, localize
-from plot_ot.cli.check import data_of, hypothesis_of, load_task, load_tokenizer, require_file
-from plot_ot.cli.common import Controls, Private, Quiet, Threads, budget, console, errors, printable
+from plot_ot.cli.common import Controls, Debug, Private, Quiet, Threads, budget, console, errors, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects import Subject
 
 Numbers = Annotated[str | None, typer.Option(help="Blocks to look at, such as 10-20 or 3,5,7 (default: all).")]
 Kinds = Annotated[
@@ -52,11 +45,16 @@ def localize_task(
     private: Private = False,
     controls: Controls = "standard",
     quiet: Quiet = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Find where the variables of a task file live in a model; write handles and a report."""
-    if debug:
-        os.environ["PLOT_OT_DEBUG"] = "1"
+    import torch
+
+    from plot_ot.abstract import Hypothesis, read_pairs
+    from plot_ot.api import METHODS, load_subject, localize
+    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, load_tokenizer, require_file
+    from plot_ot.subjects import Subject
+
     if (out / "manifest.json").exists():
         raise PlotError(f"{out} already holds a run. Choose another --out, or delete it.")
     require_file(task)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,9 @@ import typer
 
 from plot_ot.cli.common import (
     Address,
+    AsJson,
     Controls,
+    Debug,
     Detail,
     EngineName,
     Figures,
@@ -30,12 +32,6 @@ from plot_ot.cli.common import (
     console,
 )
 from plot_ot.cli.run import app, finish
-from plot_ot.models.named import available, fetch
-from plot_ot.models.tiny import TINY
-from plot_ot.report import tables
-from plot_ot.tasks import IndirectObject, MultipleChoice
-from plot_ot.tasks.language import LanguageTask
-from plot_ot.tasks.text_data import Sizes
 
 Questions = Annotated[
     str | None,
@@ -61,9 +57,8 @@ SweepBeta = Annotated[bool, typer.Option("--sweep", help="Also run plot at every
 Memory = Annotated[float, typer.Option(help="GB for recordings and resumed batches, besides the weights.")]
 
 
-def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
+def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[..., None]:
     """`plot-ot run TASK` for a study of a language model, `usual` being its default model."""
-    reads_files = any(f.name == "questions" for f in fields(task))
 
     def run(
         questions: Questions = None,
@@ -85,11 +80,12 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         methods: Methods = None,
         seeds: Seeds = 1,
         first_seed: First = 0,
-        out: Out = Path("runs") / task.name,
+        out: Out = Path("runs") / task,
         threads: Threads = 1,
         sweep: SweepBeta = False,
         figures: Figures = True,
         detail: Detail = False,
+        as_json: AsJson = False,
         quiet: Quiet = False,
         engine: EngineName = "process",
         address: Address = None,
@@ -97,9 +93,16 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
         start_over: StartOver = False,
         private: Private = False,
         controls: Controls = "full",
+        debug: Debug = False,
     ) -> None:
+        from plot_ot.tasks import IndirectObject, MultipleChoice
+        from plot_ot.tasks.language import LanguageTask
+        from plot_ot.tasks.text_data import Sizes
+
+        studies: dict[str, type[LanguageTask]] = {"mcqa": MultipleChoice, "ioi": IndirectObject}
+
         more = {"questions": questions} if reads_files else {}
-        configured = task(
+        configured = studies[task](
             model,
             adapter,
             phi,
@@ -132,6 +135,7 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
             start_over,
             private,
             controls,
+            as_json,
         )
 
     if not reads_files:
@@ -142,10 +146,10 @@ def study_command(task: type[LanguageTask], usual: str) -> Callable[..., None]:
 
 
 app.command("mcqa", help="Multiple-choice questions: the paper's third study, on any causal language model.")(
-    study_command(MultipleChoice, "tiny")
+    study_command("mcqa", "tiny", reads_files=True)
 )
 app.command("ioi", help="Indirect object identification: two variables that nobody planted, in an untouched model.")(
-    study_command(IndirectObject, "smollm2")
+    study_command("ioi", "smollm2")
 )
 
 
@@ -157,15 +161,27 @@ TINY_WORDS = {
 
 def models(
     get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the language models that can be used by name, and the adapters that ship for them."""
+    from plot_ot.models.named import available, fetch
+    from plot_ot.models.tiny import TINY
+    from plot_ot.report import tables
+
     if get:
-        console.print(f"{get}: {fetch(get)}", highlight=False)
+        where = fetch(get)
+        if not as_json:
+            console.print(f"{get}: {where}", highlight=False)
+    rows = [(name, "ready", TINY_WORDS[condition], "", "in this package") for name, condition in TINY.items()]
+    rows += [(m.name, m.state, m.summary, ", ".join(m.adapters), str(m.where)) for m in available()]
+    columns = ("name", "state", "what it is", "adapters", "where")
+    if as_json:
+        keys = [c.replace(" ", "_") for c in columns]
+        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
+        return
     table = tables.plain_table("Models")
-    for column in ("name", "state", "what it is", "adapters", "where"):
-        table.add_column(column, overflow="fold")
-    for name, condition in TINY.items():
-        table.add_row(name, "ready", TINY_WORDS[condition], "", "in this package")
-    for m in available():
-        table.add_row(m.name, m.state, m.summary, ", ".join(m.adapters), m.where)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)

@@ -32,7 +32,7 @@ class Pace:
 
 
 class Watch:
-    """A progress bar over units of work; nothing is shown when quiet or not on a terminal."""
+    """A progress bar over units of work on a terminal, a line per finished unit elsewhere, and nothing when quiet."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (
@@ -42,6 +42,7 @@ class Watch:
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
         )
+        self.console, self.lines = console, not quiet and not console.is_terminal
         self.bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)
         self.waiting: list[tuple[int, str]] = []
         self.pace = Pace()
@@ -66,12 +67,18 @@ class Watch:
                 self.begun = time.perf_counter()
             self._show(f"seed {step.seed}: {step.unit}{f', {step.stage}' if step.stage else ''}")
         else:
-            if step.state == "done":
-                self.pace.took(step.unit, time.perf_counter() - self.begun)
             if unit in self.waiting:
                 self.waiting.remove(unit)
                 self.bar.update(self.work, advance=1)
+            if step.state == "done":
+                took = time.perf_counter() - self.begun
+                self.pace.took(step.unit, took)
+                if self.lines:
+                    self.console.print(f"{step} in {took:.1f} s{self._left(', ')}", soft_wrap=True)
 
     def _show(self, description: str) -> None:
+        self.bar.update(self.work, description=description, left=self._left())
+
+    def _left(self, before: str = "") -> str:
         left = self.pace.left([name for _, name in self.waiting])
-        self.bar.update(self.work, description=description, left=f"about {duration(left)} left" if left else "")
+        return f"{before}about {duration(left)} left" if left else ""

@@ -1,18 +1,19 @@
-"""Run a study from the command line, then draw its figures, write its report and print its tables."""
+"""Run a study from the command line, then draw its figures, write its report and say what was found."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from plot_ot.cli.common import (
     Address,
+    AsJson,
     Bits,
     Controls,
+    Debug,
     Detail,
     EngineName,
     Figures,
@@ -34,13 +35,9 @@ from plot_ot.cli.common import (
     console,
     errors,
 )
-from plot_ot.cli.engine_options import engine_by_name
-from plot_ot.cli.progress import Watch
-from plot_ot.cli.show import print_run
-from plot_ot.files.privacy import shared_command
-from plot_ot.report.page import write_page
-from plot_ot.studies.running import run_study
-from plot_ot.tasks import BinaryAddition, HierarchicalEquality, Task
+
+if TYPE_CHECKING:
+    from plot_ot.tasks import Task
 
 app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
 
@@ -57,6 +54,8 @@ def run_heq(
     threads: Threads = 1,
     sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
     figures: Figures = True,
+    detail: Detail = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     engine: EngineName = "process",
     address: Address = None,
@@ -64,8 +63,11 @@ def run_heq(
     start_over: StartOver = False,
     private: Private = False,
     controls: Controls = "full",
+    debug: Debug = False,
 ) -> None:
     """Hierarchical equality: the paper's first study."""
+    from plot_ot.tasks import HierarchicalEquality
+
     task = HierarchicalEquality(sampler, strengths, size)
     crew = engine, address, workers
     finish(
@@ -78,11 +80,12 @@ def run_heq(
         sweep,
         figures,
         quiet,
-        False,
+        detail,
         crew,
         start_over,
         private,
         controls,
+        as_json,
     )
 
 
@@ -100,6 +103,7 @@ def run_addition(
     threads: Threads = 1,
     figures: Figures = True,
     detail: Detail = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     engine: EngineName = "process",
     address: Address = None,
@@ -107,8 +111,11 @@ def run_addition(
     start_over: StartOver = False,
     private: Private = False,
     controls: Controls = "full",
+    debug: Debug = False,
 ) -> None:
     """Binary addition: the paper's second study."""
+    from plot_ot.tasks import BinaryAddition
+
     task = BinaryAddition(width, bits, recipe, split, bases)
     crew = engine, address, workers
     finish(
@@ -126,6 +133,7 @@ def run_addition(
         start_over,
         private,
         controls,
+        as_json,
     )
 
 
@@ -144,8 +152,18 @@ def finish(
     start_over: bool = False,
     private: bool = False,
     controls: str = "full",
+    as_json: bool = False,
 ) -> None:
     """Run what is missing by an engine (its name, address, workers), draw, write the report, print."""
+    import torch
+
+    from plot_ot.cli.engine_options import engine_by_name
+    from plot_ot.cli.progress import Watch
+    from plot_ot.cli.show import print_json, print_run
+    from plot_ot.files.privacy import shared_command
+    from plot_ot.report.page import write_page
+    from plot_ot.studies.running import run_study
+
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
     chosen = range(first_seed, first_seed + seeds)
     torch.set_num_threads(threads)
@@ -174,6 +192,8 @@ def finish(
         for kind in ("png", "pdf"):
             task.causal_model().draw(run.path / "figures" / f"causal.{kind}")
     report = write_page([run.path])
-    if not quiet:
+    if as_json:
+        print_json(run)
+    elif not quiet:
         print_run(run, detail)
         console.print(f"Report: {report}", soft_wrap=True, highlight=False)

@@ -4,55 +4,115 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 
-from plot_ot.cli.common import Detail, console
+from plot_ot.cli.common import AsJson, Detail, console, printable
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.run_layout import refuse_links
-from plot_ot.files.run_reading import UNEXPECTED, Reading, read_run
-from plot_ot.files.writing import Json, write_atomically
-from plot_ot.report import tables
-from plot_ot.tasks import TASKS, Task
+
+if TYPE_CHECKING:  # commands import what needs torch when they run
+    from plot_ot.files.run_reading import Reading
+    from plot_ot.files.writing import Json
+    from plot_ot.tasks import Task
 
 Directory = Annotated[Path, typer.Argument(help="A run directory.")]
 Directories = Annotated[list[Path], typer.Argument(help="Run directories.")]
 
 
-def show(directory: Directory, detail: Detail = False) -> None:
-    """Print the tables of a run."""
-    print_run(read_run(directory), detail)
+def show(directory: Directory, detail: Detail = False, as_json: AsJson = False) -> None:
+    """Say in sentences what a run found, with its accuracies; --detail prints every table."""
+    from plot_ot.files.run_reading import read_run
+
+    run = read_run(directory)
+    if as_json:
+        print_json(run)
+    else:
+        print_run(run, detail, accuracies=True)
 
 
-def print_run(run: Reading, detail: bool = False) -> None:
-    """Tables, verdicts, warnings, and where things are."""
+def print_json(run: Reading) -> None:
+    """Everything that is known about a run: findings in words and numbers, and all lists of results."""
+    from plot_ot.files.writing import to_json
+    from plot_ot.report.findings import findings
+    from plot_ot.report.summary import best_method
+
+    methods = dict.fromkeys(v["method"] for v in run.results["verdicts"])
+    told = {
+        "directory": str(run.path),
+        "config": run.config,
+        "best_method": best_method(run),
+        "findings": [f.plain() for m in methods for f in findings(run, m)],
+        "problems": run.problems,
+        "results": run.results,
+    }
+    print(to_json(told))
+
+
+def print_run(run: Reading, detail: bool = False, accuracies: bool = False) -> None:
+    """What was found in plain sentences, warnings, and where things are; tables where they are wanted."""
+    from plot_ot.report import tables
+
     results = run.results
     for problem in run.problems:
         console.tell("warning:", problem, "yellow")
     if not results["records"]:
         console.print(f"No finished unit in {run.path} yet.")
-    makers: list[Callable[[], Table]] = [
-        lambda: tables.accuracy_table(results, console.width),
-        lambda: tables.runtime_table(results),
-        lambda: tables.verdict_table(results),
-    ]
+    makers: list[Callable[[], Table]] = []
+    if detail or accuracies:
+        makers += [lambda: tables.accuracy_table(results, console.width)]
     if detail:
-        makers += [lambda: tables.selection_table(results), lambda: tables.cross_table(results)]
+        makers += [
+            lambda: tables.runtime_table(results),
+            lambda: tables.verdict_table(results),
+            lambda: tables.selection_table(results),
+            lambda: tables.cross_table(results),
+        ]
     for make in makers:
         _guarded(lambda make=make: _print_table(run, make()))  # type: ignore[misc]
-    _guarded(lambda: _print_lines(tables.verdict_sentences(results)))
-    _guarded(lambda: _print_lines(tables.bank_lines(results)))
+    if detail:
+        _guarded(lambda: _print_lines(tables.bank_lines(results)))
+        _guarded(lambda: _print_lines(f"Coupling warning: {line}" for line in tables.coupling_flags(run.couplings)))
+    _guarded(lambda: _print_findings(run))
     for failure in results["failures"]:
         console.tell(f"seed {failure['seed']} failed:", failure["reason"], "yellow")
-    if detail:
-        _guarded(lambda: _print_lines(f"coupling: {line}" for line in tables.coupling_flags(run.couplings)))
+    if run.gaps_sentence and not makers:
+        console.tell("note:", run.gaps_sentence, "yellow")
+    if not detail and results["records"]:
+        console.print(f"All tables: plot-ot show {run.path} --detail", soft_wrap=True)
     console.print(f"Run directory: {run.path}", soft_wrap=True)
+
+
+def _print_findings(run: Reading) -> None:
+    """A paragraph per variable on what the best method found."""
+    from plot_ot.report.findings import findings
+    from plot_ot.report.sections import about
+    from plot_ot.report.summary import best_method, judged_methods
+
+    best = best_method(run)
+    found = findings(run, best) if best else []
+    if not found:
+        return
+    console.print(about(run))
+    if len(judged_methods(run)) > 1:
+        console.print(f"What {best} found, the method that did best on calibration pairs:")
+    for f in found:
+        console.print()
+        console.tell(f"{f.variable}:", str(f.status), "bold")
+        console.print(Padding(printable(f.told), (0, 0, 0, 2)))
+    console.print()
+    console.print(
+        "A pair can tell where swapping the variable changes the answer, and to something that copying the other "
+        "input's answer or swapping another variable would not also give; kinds of pairs count equally."
+    )
 
 
 def _guarded(part: Callable[[], None]) -> None:
     """Print one part; damaged results must not cost the reader the parts that can be shown."""
+    from plot_ot.files.run_reading import UNEXPECTED
+
     try:
         part()
     except UNEXPECTED as e:
@@ -90,6 +150,8 @@ def figures(
     out: Annotated[Path | None, typer.Option(help="Folder (default: figures in the run directory).")] = None,
 ) -> None:
     """Write the paper's figures from a run, in one style, with fonts embedded."""
+    from plot_ot.files.run_layout import refuse_links
+    from plot_ot.files.run_reading import read_run
     from plot_ot.report.export import export_figures
 
     run = read_run(directory)
@@ -111,6 +173,8 @@ def figures(
 
 def configured(config: Json) -> Task | None:
     """The task of a run, as it was configured; None for one that is not ours."""
+    from plot_ot.tasks import TASKS
+
     make = TASKS.get(str(config.get("task")))
     if make is None:
         return None
@@ -122,16 +186,20 @@ def configured(config: Json) -> Task | None:
 
 def table(
     directories: Directories,
-    format: Annotated[str, typer.Option(help="latex, markdown or csv.")] = "latex",
+    format: Annotated[str, typer.Option(help="latex, markdown, csv or json.")] = "latex",
     every: Annotated[bool, typer.Option("--all", help="Every method of the run, not only the paper's.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write to a file instead of printing.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Print the paper's tables with a run's numbers; runs of the adder with several widths stand side by side."""
-    from plot_ot.report.paper_tables import FORMATS, paper_tables, render
+    from plot_ot.files.run_reading import read_run
+    from plot_ot.files.writing import write_atomically
+    from plot_ot.report.paper_tables import FORMATS, paper_tables, render_all
 
+    format = "json" if as_json else format
     if format not in FORMATS:
         unknown("table format", format, FORMATS)
-    text = "\n".join(render(t, format) for t in paper_tables([read_run(d) for d in directories], every))
+    text = render_all(paper_tables([read_run(d) for d in directories], every), format)
     if out:
         write_atomically(out, text.encode())
         console.print(f"Tables: {out}", soft_wrap=True, highlight=False)

@@ -42,7 +42,7 @@ def quick_verdict(handle: Handle, tests: Mapping[tuple[str, str], BankRecording]
     table = (
         g.beats("copying the source", boot.interval((right.double() - copied.double()).numpy())),
         g.beats("random places", boot.interval((right.double() - torch.stack(patches).mean(dim=0)).numpy())),
-        g.works(accuracy, boot.balanced_bases, boot.shape[0]),
+        g.works(accuracy, boot.balanced_bases),
         g.leaves_the_rest_alone(kept, boot_kept.balanced_bases),
     )
     numbers = {

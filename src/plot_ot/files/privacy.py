@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePath, PureWindowsPath
+
+_PATH = re.compile(r"(?:(?<![\w.:/~])(?:~?/[^\s/'\",;:()<>|]+){2,}/?|\b[A-Za-z]:\\[^\s'\",;()<>|]+)")
+"""An absolute path inside a text."""
 
 
 def shared_path(text: str) -> str:
@@ -37,3 +41,8 @@ def shared_command(words: Sequence[str]) -> str:
         option, sign, value = word.partition("=")
         shown.append(f"{option}={shared_path(value)}" if sign and option.startswith("-") else shared_path(word))
     return shlex.join(shown)
+
+
+def shared_text(text: str) -> str:
+    """A text with every absolute path in it as it may be shared."""
+    return _PATH.sub(lambda found: shared_path(found[0].rstrip("/.")), text)

@@ -19,7 +19,8 @@ from plot_ot.errors import PlotError
 from plot_ot.files.locks import NAME as LOCK
 from plot_ot.files.locks import Lock
 from plot_ot.files.run_layout import COUPLINGS, FORMAT, LISTS, MANIFEST, RESULTS, handle_path, refuse_links, unit_path
-from plot_ot.files.safe_reading import read_json
+from plot_ot.files.safe_reading import read_json, said_of
+from plot_ot.files.seals import BROKEN, SEAL, digest, file_digest, is_sealed, sealed
 from plot_ot.files.unit_files import (
     GROWING,
     OF,
@@ -28,7 +29,6 @@ from plot_ot.files.unit_files import (
     check_place,
     config_digest,
     differences,
-    file_digest,
     parse_unit,
     unit_digests,
     units_in,
@@ -84,13 +84,14 @@ class RunDirectory:
         lock = Lock(path)
         try:
             _sweep(path)
-            aside = _set_aside(path) if start_over else []
+            if start_over:
+                _set_aside(path)
             run = cls(path, _continued(path, config, versions) or _begun(config, versions), lock)
             run.manifest.pop("finished", None)
             if private or run.manifest.get("private"):
                 run.manifest = {k: v for k, v in run.manifest.items() if k not in ("commands", "machine")}
                 run.manifest["private"], command = True, ""
-            if aside:
+            if aside := _set_aside_before(path):
                 run.manifest[SUPERSEDED] = aside
             if command:
                 run.manifest["commands"] = [*run.manifest.get("commands", []), command]
@@ -115,7 +116,7 @@ class RunDirectory:
 
     def write_manifest(self) -> None:
         """Write it as it is now."""
-        write_json(self.path / MANIFEST, self.manifest)
+        write_json(self.path / MANIFEST, sealed(self.manifest))
 
     def note(self, words: str) -> None:
         """Keep a remark about how the run went, once."""
@@ -159,7 +160,7 @@ class RunDirectory:
             handle.save(path)
             digests[path.name] = file_digest(path)
         told = {"seed": seed, "unit": name, **self._own(), **(of or {}), "handles": digests}
-        write_json(unit_path(self.path, seed, name), {OF: told, **unit})
+        write_json(unit_path(self.path, seed, name), sealed({OF: told, **unit}))
 
     def require(self, seed: int, of: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
         """Refuse to go on where units of a seed (all, or those of some names) are of something else."""
@@ -199,7 +200,7 @@ class RunDirectory:
     def compile(self, order: Sequence[str]) -> None:
         """Gather the units of all seeds into results.json and couplings.json, methods in the given order.
 
-        The results name the units they were compiled from, with their digests.
+        The results name the units they were compiled from, with their digests, and that of the couplings.
         """
         results: Json = {"format": FORMAT, "task": self.manifest["config"].get("task")}
         results |= {name: [] for name in LISTS}
@@ -219,9 +220,9 @@ class RunDirectory:
             for name in LISTS:
                 results[name] += unit.get(name, [])
             couplings += unit.get("couplings", [])
-        results["units"] = unit_digests(self.path)
+        results |= {"units": unit_digests(self.path), "couplings": digest(couplings)}
         write_json(self.path / COUPLINGS, couplings)
-        write_json(self.path / RESULTS, results)
+        write_json(self.path / RESULTS, sealed(results))
 
 
 def _refuse_mixed(told: Sequence[Json], path: Path) -> None:
@@ -254,16 +255,17 @@ def _begun(config: Json, versions: Mapping[str, str]) -> Json:
     }
 
 
-def _set_aside(path: Path) -> list[str]:
-    """Move the run that is there, if any, into a folder of its own; the folders of all that were set aside."""
+def _set_aside_before(path: Path) -> list[str]:
+    """The folders of all runs that were set aside, in the order in which they were."""
+    numbers = [p.name for p in (path / SUPERSEDED).glob("*") if p.name.isascii() and p.name.isdigit()]
+    return [f"{SUPERSEDED}/{name}" for name in sorted(numbers, key=int)]
+
+
+def _set_aside(path: Path) -> None:
+    """Move the run that is there, if any, whole or damaged, into a folder of its own."""
     if not (path / MANIFEST).exists():
-        return []
-    before = read_json(path / MANIFEST)
-    known = before.get(SUPERSEDED) if isinstance(before, dict) else None
-    aside = [str(f) for f in known] if isinstance(known, list) else []
-    number = 1
-    while (path / SUPERSEDED / str(number)).exists():
-        number += 1
+        return
+    number = max((int(name.partition("/")[2]) for name in _set_aside_before(path)), default=0) + 1
     folder = path / SUPERSEDED / str(number)
     try:
         folder.mkdir(parents=True)
@@ -272,7 +274,6 @@ def _set_aside(path: Path) -> list[str]:
                 os.replace(path / name, folder / name)
     except OSError as e:
         raise PlotError(f"Cannot set the run in {path} aside: {e.strerror or e}.") from e
-    return [*aside, folder.relative_to(path).as_posix()]
 
 
 def _continued(path: Path, config: Json, versions: Mapping[str, str]) -> Json | None:
@@ -298,7 +299,10 @@ def _continued(path: Path, config: Json, versions: Mapping[str, str]) -> Json | 
 
 
 def _read_manifest(path: Path) -> Json:
-    manifest = read_json(path / MANIFEST)
+    try:
+        manifest = read_json(path / MANIFEST)
+    except PlotError as e:
+        raise PlotError(f"{path / MANIFEST} cannot be read ({said_of(e.__cause__ or e, path)}). {REMEDY}") from e
     if (
         not isinstance(manifest, dict)
         or manifest.get("format") != FORMAT
@@ -308,14 +312,17 @@ def _read_manifest(path: Path) -> Json:
         or not all(isinstance(manifest.get(k, {}), dict) for k in ("subjects", "versions"))
     ):
         raise PlotError(f"{path / MANIFEST} is not the manifest of a plot-ot run ({FORMAT!r}).")
+    if SEAL in manifest and not is_sealed(manifest):
+        raise PlotError(f"{path / MANIFEST} cannot be trusted: {BROKEN}. Put the old one back. {REMEDY}")
     return manifest
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuse to work in a directory with files of others; what a run leaves that dies at once is not one."""
+    """Refuse to work in a directory with files of others; what a run leaves that dies while it begins is not one."""
+    ours = LOCK, SUPERSEDED
     try:
         others = path.exists() and (
-            not path.is_dir() or any(p.name != LOCK and not p.name.startswith(WRITING) for p in path.iterdir())
+            not path.is_dir() or any(p.name not in ours and not p.name.startswith(WRITING) for p in path.iterdir())
         )
         if others and not (path / MANIFEST).exists():
             raise PlotError(f"{path} exists and is not a plot-ot run directory. Choose another --out.")

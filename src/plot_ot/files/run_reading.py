@@ -13,6 +13,7 @@ from typing import Any
 from plot_ot.errors import PlotError
 from plot_ot.files.run_layout import COUPLINGS, MANIFEST, RESULTS, handle_path, unit_path
 from plot_ot.files.safe_reading import read_json, said_of
+from plot_ot.files.seals import BROKEN, SEAL, digest, is_sealed
 from plot_ot.files.unit_files import (
     OF,
     Damaged,
@@ -134,6 +135,15 @@ class Reading:
             return {}
         return {k: of[k] for k in ("subject", "banks", "settings") if k in of}
 
+    def require_handles(self, seed: int, name: str) -> None:
+        """Refuse handles of a unit that are missing, or are not those that were written with it."""
+        path = unit_path(self.path, seed, name)
+        try:
+            if path.exists():
+                check_handles(self.path, seed, parse_unit(path))
+        except Damaged as e:
+            raise PlotError(f"{path} cannot be used: {e}. Run its method again to make it anew.") from None
+
     def rows(self, name: str, **fields: object) -> list[Json]:
         """The entries of a list with the given values."""
         return [r for r in self.results[name] if all(r.get(k) == v for k, v in fields.items())]
@@ -158,9 +168,10 @@ def read_run(path: Path) -> Reading:
     fresh = False
     if (path / RESULTS).exists():
         compiled = _read(path / RESULTS, dict, problems, "no number can be shown" if not units else "units are read")
-        fresh = bool(compiled) and (not units or compiled.get("units") == unit_digests(path))
+        couplings = _read(path / COUPLINGS, list, problems, "couplings are not shown")
+        fresh = bool(compiled) and (not units or _compiled_from(compiled, couplings, path))
         if fresh:
-            found, couplings = compiled, _read(path / COUPLINGS, list, problems, "couplings are not shown")
+            found = compiled
     elif not units:
         problems.append("No unit of work is finished yet.")
     if not fresh and units:
@@ -171,6 +182,12 @@ def read_run(path: Path) -> Reading:
     if len(whole) < len(couplings):
         problems.append(f"{len(couplings) - len(whole)} of {len(couplings)} couplings are damaged and left out.")
     return Reading(path, manifest, results, whole, problems, len(units), fresh)
+
+
+def _compiled_from(results: Json, couplings: list[Json], run: Path) -> bool:
+    """Whether results and couplings are what was compiled, from the units that are there now."""
+    whole = is_sealed(results) and results.get("couplings") == digest(couplings)
+    return whole and results.get("units") == unit_digests(run)
 
 
 def _read(path: Path, kind: type, problems: list[str], loss: str) -> Any:
@@ -184,6 +201,8 @@ def _read(path: Path, kind: type, problems: list[str], loss: str) -> Any:
     if not isinstance(value, kind):
         problems.append(f"{path.name} is damaged (not a {kind.__name__}): {loss}.")
         return kind()
+    if isinstance(value, dict) and SEAL in value and not is_sealed(value):
+        problems.append(f"{path.name} is damaged: {BROKEN}.")
     return value
 
 

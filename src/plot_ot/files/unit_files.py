@@ -6,14 +6,14 @@ network, of other data, settings or versions never end up in one table, and a mi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from plot_ot.files.run_layout import LISTS, handle_folder, seed_folders, unit_path
 from plot_ot.files.safe_reading import parse_json, read_bytes, said_of
-from plot_ot.files.writing import Json, plain, to_json
+from plot_ot.files.seals import BROKEN, SEAL, digest, file_digest, is_sealed
+from plot_ot.files.writing import Json, plain
 
 GROWING = ("seeds", "methods")
 """Parts of a run's configuration that may grow from one call to the next."""
@@ -29,25 +29,9 @@ ASPECTS = {
 """What two units may differ in, in the words of an error."""
 
 
-def digest(value: object) -> str:
-    """A digest of any value that can be written as JSON."""
-    return hashlib.sha256(to_json(_sorted(plain(value))).encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _sorted(value[k]) for k in sorted(value)}
-    return [_sorted(v) for v in value] if isinstance(value, list) else value
-
-
 def config_digest(config: Mapping[str, Any]) -> str:
     """A digest of the parts of a run's configuration that may not change."""
     return digest({k: v for k, v in config.items() if k not in GROWING})
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 class Damaged(Exception):
@@ -65,6 +49,8 @@ def parse_unit(path: Path) -> Json:
     of = unit.get(OF)
     if not isinstance(of, dict) or not isinstance(of.get("handles"), dict) or not isinstance(of.get("unit"), str):
         raise Damaged("it does not say what it is of")
+    if not is_sealed(unit):
+        raise Damaged(BROKEN if SEAL in unit else "it has no seal: a version wrote it that made none")
     return unit
 
 

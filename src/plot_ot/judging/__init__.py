@@ -1,5 +1,6 @@
 """What test banks say about a handle: intervals, controls, gates, the verdict."""
 
+from plot_ot.judging.capacity import Capacity
 from plot_ot.judging.controls import full_patch
 from plot_ot.judging.gates import Answer, Gate
 from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
@@ -13,6 +14,7 @@ __all__ = [
     "Accuracy",
     "Answer",
     "Bootstrap",
+    "Capacity",
     "Gate",
     "Interval",
     "Judge",

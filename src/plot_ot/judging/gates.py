@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from plot_ot.judging.intervals import Accuracy, Interval, rule_of_three
+from plot_ot.judging.intervals import Accuracy, Interval, at_most
 
 MARGIN = 0.05
 """How far a handle must be ahead of every control."""
@@ -86,11 +86,8 @@ def none_better(count: int, best: Interval) -> Gate:
     return Gate("no random handle does better", answer, best.value, best.low, best.high, 0.0, words, more)
 
 
-def works(accuracy: Accuracy, bases: int, different: int) -> Gate:
-    """The handle is right on most discriminating pairs, and there are enough base inputs to say so.
-
-    `bases` stand behind the interval; `different` ones are left when those that families share are counted once.
-    """
+def works(accuracy: Accuracy, bases: int) -> Gate:
+    """The handle is right on most discriminating pairs, and there are enough independent base inputs to say so."""
     interval = Interval(accuracy.value, accuracy.low, accuracy.high, bases)
     share = f"right on {_share(accuracy)} of the discriminating pairs"
     words = {
@@ -99,10 +96,9 @@ def works(accuracy: Accuracy, bases: int, different: int) -> Gate:
         Answer.CANNOT_SAY: f"{share}: whether that is {WORKS:.0%} or more is open",
     }
     gate = _gate("works", interval, WORKS, words, closed=True)
-    count = min(bases, different)
-    if gate.holds and count < LEAST_BASES:
-        few = f"{share}, but these have only {count} base inputs ({LEAST_BASES} are needed)"
-        return Gate(gate.name, Answer.CANNOT_SAY, *_numbers(interval), WORKS, few, LEAST_BASES / count)
+    if gate.holds and bases < LEAST_BASES:
+        few = f"{share}, but these have only {bases} base inputs ({LEAST_BASES} are needed)"
+        return Gate(gate.name, Answer.CANNOT_SAY, *_numbers(interval), WORKS, few, LEAST_BASES / bases)
     return gate
 
 
@@ -155,13 +151,13 @@ def _gate(name: str, x: Interval, bound: float, words: dict[Answer, str], closed
 def _more(x: Interval, bound: float) -> float:
     """How many times as many base inputs would move the nearer end of the interval to the bound.
 
-    Widths shrink with the square root of the number; those that the rule of three made, with the number itself.
+    Widths shrink with the square root of the number; those around a share of 0 or 1, with the number itself.
     """
     distance = abs(x.value - bound)
     width = x.value - x.low if x.value > bound else x.high - x.value
     if distance < 1e-9:  # at the bound, but for rounding
         return math.inf
-    by_rule = math.isclose(width, rule_of_three(x.bases), rel_tol=1e-6)
+    by_rule = math.isclose(width, at_most(0.0, x.bases), rel_tol=1e-6)
     ratio = width / distance
     return max(1.0, ratio if by_rule else ratio**2)
 

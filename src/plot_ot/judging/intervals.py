@@ -13,6 +13,10 @@ from plot_ot.abstract.banks import Bank
 
 DRAWS = 1000
 LOW, HIGH = 0.025, 0.975
+CERTAINTY = 0.95
+"""Of the bound on a share where hardly anything varies."""
+MOST_FAMILIES = 10
+"""Up to so many families every set of them is looked at."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,40 @@ class Interval:
         return cls(value, low, high, bases)
 
 
-def rule_of_three(bases: int) -> float:
-    """The share that an event never seen in so many independent inputs may still have (at 95 %)."""
-    return min(1.0, 3 / bases)
+def at_most(share: float, bases: float) -> float:
+    """The largest share (at 95 %) of an event that was seen on this share of so many independent inputs.
+
+    The exact (Clopper-Pearson) bound, a quantile of Beta(seen + 1, not seen), and for an event that was never seen the
+    rule of three, 3 in so many inputs. A bootstrap of few events is too sure of itself; of many, it is the wider one.
+    """
+    seen = max(0.0, share * bases)
+    if bases - seen < 1:  # seen on all inputs, or all but a part of one
+        return 1.0
+    reach = 8 * ((share * (1 - share) + 1 / bases) / bases) ** 0.5
+    x = np.linspace(max(0.0, share - reach), min(1.0, share + reach), 4001)
+    x = (x[1:] + x[:-1]) / 2
+    log = seen * np.log(x) + (bases - seen - 1) * np.log1p(-x)
+    chance = np.exp(log - log.max()).cumsum()
+    return max(min(1.0, 3 / bases), float(np.interp(CERTAINTY, chance / chance[-1], x)))
+
+
+def independent_inputs(inside: Bool[ndarray, "bases families"]) -> float:
+    """How many independent inputs stand behind a mean over families, told which inputs each family has.
+
+    An input may be wrong in some families S at once. Its share of the mean is |S| of all families, and it was looked
+    for among the inputs of S together: F |N(S)| / |S| inputs, for the worst S. Families that share no input count in
+    full, families of the same inputs once.
+    """
+    families = inside.shape[1]
+    if families > MOST_FAMILIES:  # too many sets: a bound, in which the families of a set have the inputs of one
+        sizes = np.sort(inside.sum(axis=0))
+        return float((families * sizes / np.arange(1, families + 1)).min())
+    code = inside @ (1 << np.arange(families))
+    count = np.bincount(code, minlength=1 << families)
+    sets = np.arange(1, 1 << families)
+    reached = ((sets[:, None] & np.arange(1 << families)) > 0) @ count
+    members = sum((sets >> f) & 1 for f in range(families))
+    return float((families * reached / members).min())
 
 
 class Bootstrap:
@@ -61,11 +96,8 @@ class Bootstrap:
         self.weights = drawn.astype(np.float32)
         self.sizes = self.weights @ count
         self.count, self.bases = count.sum(axis=0), (count > 0).sum(axis=0)
-
-    @property
-    def balanced_bases(self) -> int:
-        """Independent inputs behind a mean over families: what was never seen may at worst hide in the smallest."""
-        return int(self.bases.min()) * len(self.families)
+        self.balanced_bases = int(independent_inputs(count > 0))
+        """Independent inputs behind a mean over families, those that families share counted once."""
 
     def _per_cell(self, values: Float[ndarray, " pairs"]) -> Float[ndarray, "bases families"]:
         cells = self.shape[0] * self.shape[1]
@@ -108,7 +140,6 @@ class Bootstrap:
 
 
 def _accuracy(mean: float, drawn: ndarray, pairs: int, bases: int) -> Accuracy:
-    """The interval of a share: between 0 and 1, and with no variation to resample the rule of three decides."""
+    """The interval of a share: that of the draws, or where too little varies to resample, the exact one."""
     low, high = (float(q) for q in np.quantile(drawn, (LOW, HIGH)))
-    unseen = rule_of_three(bases)
-    return Accuracy(mean, pairs, min(low, 1 - unseen), max(high, unseen))
+    return Accuracy(mean, pairs, min(low, 1 - at_most(1 - mean, bases)), max(high, at_most(mean, bases)))

@@ -40,6 +40,8 @@ class Judge:
     controls: str = "standard"
     seconds: float = 0.0
     """What the controls took so far."""
+    capacity: dict[str, Mapping[int, float]] = field(default_factory=dict)
+    """By variable: what the last method reached on shuffled values with each number of directions (calibration)."""
     _random: list[Mapping[str, Handle]] = field(default_factory=list)
     _fresh: tuple[Problem, Tests] | None = None
 
@@ -91,10 +93,13 @@ class Judge:
         generator = torch.Generator().manual_seed(7_368_787 + self.problem.seed)
         recordings = with_shuffled_values([self.problem.fit, self.problem.calibration, *self.tests.values()], generator)
         fit, calibration, *tests = recordings
+        self.capacity = {}
         if any(not bool(calibration.bank.changed[v].any()) for v in handles):
             return {}  # too few inputs for any to change: the gates will say so
         problem = replace(self.problem, fit=fit, calibration=calibration)
-        return _reached(method, problem, dict(zip(self.tests, tests, strict=True)), handles)
+        state = _searched(method, problem, handles)
+        self.capacity = dict(state.capacity)
+        return _reached(state, problem, dict(zip(self.tests, tests, strict=True)))
 
     def _reinitialised(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
         """What the method reaches in a network of the same shape with fresh weights."""
@@ -105,17 +110,22 @@ class Judge:
             fit, calibration, *tests = self.record(subject, banks)
             problem = replace(self.problem, subject=subject, fit=fit, calibration=calibration)
             self._fresh = problem, dict(zip(self.tests, tests, strict=True))
-        return _reached(method, *self._fresh, handles)
+        problem, anew = self._fresh
+        return _reached(_searched(method, problem, handles), problem, anew)
 
 
-def _reached(method: Method, problem: Problem, tests: Tests, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
-    """The scores of a method's handles on another problem, searched where it ended on the true one."""
+def _searched(method: Method, problem: Problem, handles: Mapping[str, Handle]) -> State:
+    """What a method finds on another problem, searched where it ended on the true one."""
     announce("controls")
     places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in handles.items()}
     with watched_by(None):
-        found = method.retraced(handles.values()).run(problem, places)[0].handles
+        return method.retraced(handles.values()).run(problem, places)[0]
+
+
+def _reached(state: State, problem: Problem, tests: Tests) -> dict[str, list[Score]]:
+    """The scores of the handles that were found on a problem."""
     reached = {}
-    for v, handle in found.items():
+    for v, handle in state.handles.items():
         scored = score([tests[v, "sensitivity"], tests[v, "invariance"]], handle, problem.readout)
         if scored is not None:
             reached[v] = [scored]

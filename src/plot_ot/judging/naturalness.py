@@ -22,10 +22,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plot_ot.abstract.banks import first_of_each
-from plot_ot.edits import EditBatch
 from plot_ot.handles import Handle
 from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
-from plot_ot.subjects import BankRecording
+from plot_ot.subjects import BankRecording, Place
 
 DRAWS = 400
 """Resampled sets of base inputs for an interval."""
@@ -39,7 +38,8 @@ class Naturalness:
     """Balanced accuracy on held-out base inputs; None where the fit inputs show only one value."""
     chance: float | None
     stretch: float
-    """Mahalanobis length of edited states at the first edited place over that of natural ones, medians."""
+    """Mahalanobis length of edited states over that of natural ones, medians; of several places the one where it is
+    largest."""
     stretch_low: float
     """The lower end of its 95 % interval, from resampled base inputs."""
     stretch_high: float
@@ -51,13 +51,16 @@ class Naturalness:
 def naturalness(handle: Handle, fit: BankRecording, test: BankRecording) -> Naturalness:
     """All measures, on test pairs' states against everything recorded."""
     decoding, chance = _decoding(handle, fit, test)
-    edit = handle.batch()[0]
-    edited, states = edited_states(edit, test)[0], fit.store.activations[edit.place.name].double()
-    mean = states.mean(dim=0)
-    lengths = Natural.around(states - mean).stretch(edited - mean)
+    made, found = edited_states(handle.batch(), test), []
+    for place in (e.place for e in handle.edits):
+        edited, states = made[place.name], fit.store.activations[place.name].double()
+        mean = states.mean(dim=0)
+        lengths = Natural.around(states - mean).stretch(edited - mean)
+        found.append((float(lengths.median()), place, edited, lengths))
+    stretch, place, edited, lengths = max(found, key=lambda f: f[0])
     low, high = _median_interval(lengths.cpu(), test)
-    cell = _cell_stretch(handle.variable, edit, edited, fit, test)
-    return Naturalness(decoding, chance, float(lengths.median()), low, high, cell)
+    cell = _cell_stretch(handle.variable, place, edited, fit, test)
+    return Naturalness(decoding, chance, stretch, low, high, cell)
 
 
 def _median_interval(lengths: Float[Tensor, " pairs"], test: BankRecording) -> tuple[float, float]:
@@ -75,7 +78,7 @@ def _median_interval(lengths: Float[Tensor, " pairs"], test: BankRecording) -> t
 
 
 def _cell_stretch(
-    variable: str, edit: EditBatch, edited: Float[Tensor, "pairs d"], fit: BankRecording, test: BankRecording
+    variable: str, place: Place, edited: Float[Tensor, "pairs d"], fit: BankRecording, test: BankRecording
 ) -> float | None:
     rows = torch.cat([fit.base_rows, fit.source_rows]).cpu()
     once = first_of_each(torch.unique(rows, return_inverse=True)[1])
@@ -84,7 +87,7 @@ def _cell_stretch(
     wanted = test.bank.causal.run(test.bank.source)[variable]
     joint = torch.cat([known.reshape(len(once), -1), wanted.reshape(len(test), -1)])
     cell, target = torch.unique(joint, dim=0, return_inverse=True)[1].split([len(once), len(test)])
-    states = fit.store.activations[edit.place.name].double().cpu()[rows[once]]
+    states = fit.store.activations[place.name].double().cpu()[rows[once]]
     count = torch.bincount(cell, minlength=int(torch.cat([cell, target]).max()) + 1)
     means = torch.zeros(len(count), states.shape[1], dtype=states.dtype).index_add(0, cell, states)
     means = means / count.clamp(min=1)[:, None]

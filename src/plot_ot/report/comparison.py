@@ -9,6 +9,7 @@ from plot_ot.files.privacy import shared_path
 from plot_ot.files.run_reading import Reading
 from plot_ot.files.writing import Json
 from plot_ot.report import sections, summary
+from plot_ot.report.findings import Finding, findings
 from plot_ot.report.payload import method_summary
 from plot_ot.report.published import published
 from plot_ot.report.tables import CONTROLS, average_by_seed, methods_in
@@ -96,9 +97,9 @@ def _methods(readings: Sequence[Reading]) -> list[Json]:
     ]
 
 
-def _verdicts(readings: Sequence[Reading]) -> list[tuple[str, list[summary.Card | None]]]:
-    """Per variable, the card of every run's best method."""
-    own = [{c.variable: c for c in summary.cards(r, summary.best_method(r) or "")} for r in readings]
+def _verdicts(readings: Sequence[Reading]) -> list[tuple[str, list[Finding | None]]]:
+    """Per variable, the finding of every run's best method."""
+    own = [{f.variable: f for f in findings(r, summary.best_method(r) or "")} for r in readings]
     variables = dict.fromkeys(v for o in own for v in o)
     return [(v, [o.get(v) for o in own]) for v in variables]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -24,8 +25,10 @@ from plot_ot.files.writing import Json, to_json, write_atomically
 from plot_ot.judging.status import Status
 from plot_ot.report import flags, sections, summary
 from plot_ot.report.comparison import compare
+from plot_ot.report.findings import findings
 from plot_ot.report.payload import CHARTED, payload
 from plot_ot.report.tables import CONTROLS, methods_in
+from plot_ot.report.words import percent
 from plot_ot.version import __version__
 
 STYLES = ("tokens.css", "page.css", "parts.css")
@@ -55,8 +58,7 @@ def run_page(reading: Reading) -> str:
     parts: dict[str, Callable[[], Any]] = {
         "question": lambda: sections.question(reading),
         "about": lambda: sections.about(reading),
-        "options": lambda: sections.options(reading),
-        "cards": lambda: [(m, summary.cards(reading, m)) for m in judged],
+        "cards": lambda: [(m, findings(reading, m)) for m in judged],
         "warnings": lambda: [(m, summary.warnings(reading, m)) for m in judged or [best]],
         "flags": lambda: flags.flag_counts(reading.couplings),
         "verdicts": lambda: sections.verdicts(reading),
@@ -66,6 +68,7 @@ def run_page(reading: Reading) -> str:
         "evidence": lambda: sections.evidence(reading),
         "cross": lambda: sections.cross(reading),
         "runtime": lambda: sections.runtime(reading),
+        "waited": lambda: sections.waited(reading),
         "provenance": lambda: sections.provenance(reading),
         "data": lambda: payload(reading),
     }
@@ -81,9 +84,8 @@ def run_page(reading: Reading) -> str:
         "families": sorted({str(e["family"]) for e in examples if e.get("family") is not None}),
         "examples": len(examples),
         "published": data.get("published"),
-        "profiled": bool(data.get("profile")),
-        "stretched": len({h["method"] for h in data["naturalness"] if h["stretch"] is not None}) > 1,
-        "sized": len({h["size"] for h in data["naturalness"]}) > 1,
+        "study": summary.is_study(reading),
+        "shows": _try(reading, "What applies to this run", lambda: _applicable(reading, data)) or defaultdict(bool),
         "left_out": data.get("left_out") or [],
         "complete": reading.compiled,
         "units": reading.units,
@@ -100,6 +102,31 @@ def run_page(reading: Reading) -> str:
         ) from e
 
 
+def _applicable(reading: Reading, data: Json) -> dict[str, bool]:
+    """Which charts and tables have something to show in this run; the others are left out."""
+    tested = [m for m in data.get("methods") or [] if m["accuracy"]["mean"] is not None and m["kind"] != "control"]
+    timed = [m for m in data.get("methods") or [] if m["seconds"]["mean"] is not None]
+    seeds, several = len(data["seeds"]), len(tested) > 1
+    profiles = [p for some in (data.get("profile") or {}).values() for by in some.values() for p in by.values()]
+    return {
+        "several": several,
+        "profile": any(len(p["places"]) > 1 for p in profiles),
+        "stretch": len({h["method"] for h in data["naturalness"] if h["stretch"] is not None}) > 1,
+        "capacity": bool(data.get("capacity")),
+        "coupling": bool(data.get("couplings")),
+        "sweep": any(len(s["points"]) > 1 for s in data["sweeps"]),
+        "handle": bool(data.get("handles")),
+        "surface": bool(data.get("surfaces")),
+        "scatter": several or seeds > 2,
+        "accuracy": several or seeds > 2,
+        "frontier": len(timed) > 1 or bool(data.get("published") and timed),
+        "runtime": len(timed) > 1,
+        "verdicts": len(reading.results["verdicts"]) > len(data["variables"]),
+        "cross": len(data["variables"]) > 1,
+        "families": seeds > 1 or any(len(r.get("families") or ()) > 1 for r in reading.results["records"]),
+    }
+
+
 def index_page(rows: Sequence[Json]) -> str:
     """The list of runs that `plot-ot view` opens with."""
     text = to_json(list(rows))
@@ -111,13 +138,23 @@ def index_page(rows: Sequence[Json]) -> str:
     return _environment().get_template("index.html.j2").render(**trusted, nonce=nonce, version=__version__)
 
 
-def fragment(records: Sequence[Json], verdicts: Sequence[Json] = (), runtimes: Sequence[Json] = ()) -> str:
-    """Verdicts and accuracies as a piece of HTML without scripts: what a result shows of itself in a notebook."""
+def fragment(
+    records: Sequence[Json],
+    verdicts: Sequence[Json] = (),
+    runtimes: Sequence[Json] = (),
+    selection: Sequence[Json] = (),
+    notes: Sequence[Json] = (),
+) -> str:
+    """Verdicts and accuracies as a piece of HTML without scripts: what a result shows of itself in a notebook.
+
+    The lists are those of a run's results; without `selection` nothing says where variables were found.
+    """
     lists: Json = {name: [] for name in SHAPES}
     lists |= {"records": list(records), "verdicts": list(verdicts), "runtimes": list(runtimes)}
+    lists |= {"selection": list(selection), "notes": list(notes)}
     reading = Reading(Path(), {}, lists, [])
     judged = list(dict.fromkeys(v["method"] for v in verdicts))
-    cards = [c for m in judged for c in summary.cards(reading, m)]
+    cards = [f for m in judged for f in findings(reading, m)]
     css = _asset("fragment.css") + ".plot-ot-result {\n" + _asset("parts.css") + "}\n"
     context = {"cards": cards, "accuracy": sections.accuracy(reading), "css": Markup(css)}  # noqa: S704
     return _environment().get_template("fragment.html.j2").render(**context)
@@ -160,8 +197,9 @@ def _packed(content: bytes) -> str:
 
 @lru_cache(maxsize=1)
 def _library() -> str:
-    """The source of plotly.js, which the page carries with it."""
-    return _packed(unwrapped((files("plotly") / "package_data" / "plotly.min.js").read_bytes()))
+    """The source of plotly.js, which the page carries with it, and its licence."""
+    licence = f"/*! plotly.js\n\n{_asset('plotly-licence.txt')}*/\n".encode()
+    return _packed(licence + unwrapped((files("plotly") / "package_data" / "plotly.min.js").read_bytes()))
 
 
 def unwrapped(library: bytes) -> bytes:
@@ -192,6 +230,7 @@ def _environment() -> Environment:
     )
     made.filters["n3"] = lambda x: f"{x:.3f}" if isinstance(x, (int, float)) else "–"
     made.filters["status"] = STATUS_CLASSES.__getitem__
+    made.filters["percent"] = percent
     return made
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables from run directories, row by row, as LaTeX, Markdown or CSV.
+"""The paper's tables from run directories, row by row, as LaTeX, Markdown, CSV or JSON.
 
 HEQ: metrics by methods, and one seed with its best settings. Binary addition: methods by widths. MCQA: methods with the
 layer and size of their handles, and the layers that balanced and unbalanced transport select. Other tasks: methods by
@@ -12,11 +12,12 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from statistics import fmean, pstdev
 
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.run_reading import Reading, numbers
-from plot_ot.files.writing import Json
+from plot_ot.files.writing import Json, to_json
 from plot_ot.report.payload import setting
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
 
@@ -285,26 +286,72 @@ def _bold(rows: Sequence[tuple[Cell, ...]], highest: Sequence[bool]) -> tuple[tu
 
 
 def render(table: PaperTable, format: str) -> str:
-    """The table in LaTeX (booktabs), Markdown or CSV."""
+    """The table in LaTeX (booktabs), Markdown, CSV or JSON."""
     if format not in FORMATS:
         unknown("table format", format, FORMATS)
     return FORMATS[format](table)
 
 
+def render_all(tables: Sequence[PaperTable], format: str) -> str:
+    """All tables one after the other; as JSON, one list of them."""
+    made = [render(t, format) for t in tables]
+    return f"[{', '.join(text.strip() for text in made)}]\n" if format == "json" else "\n".join(made)
+
+
+TEXT_WIDTH = 390.0
+"""Points that a line of a paper in one column has, a little less than in the usual styles."""
+SIZES = {"": (1.0, 12.0), "\\footnotesize\\setlength{\\tabcolsep}{3pt}": (0.8, 6.0)}
+"""Sizes of print: how wide letters are against ten-point type, and the space of a column."""
+
+
 def _latex(table: PaperTable) -> str:
-    lines = ["\\begin{table}[t]", "\\centering", f"\\caption{{{_tex(table.caption)}}}"]
-    numeric = [all(not isinstance(r[k], str) or r[k] == "-" for r in table.rows) for k in range(len(table.head))]
-    lines += [f"\\begin{{tabular}}{{{''.join('c' if n else 'l' for n in numeric)}}}", "\\toprule"]
+    """One tabular where it fits a line, in small print if need be; else several, each with the names of the rows."""
+    every = list(range(len(table.head)))
+    size = next((s for s, room in SIZES.items() if _points(table, every, *room) <= TEXT_WIDTH), list(SIZES)[-1])
+    lines = ["\\begin{table}[t]", "\\centering", f"\\caption{{{_tex(table.caption)}}}", *([size] if size else [])]
+    groups = _column_groups(table, *SIZES[size])
+    for k, columns in enumerate(groups):
+        lines += (["\\par\\medskip"] if k else []) + _tabular(table, columns, *SIZES[size])
+    return "\n".join([*lines, "\\end{table}"]) + "\n"
+
+
+def _points(table: PaperTable, columns: Sequence[int], letters: float, space: float) -> float:
+    """About how wide a tabular of some columns is; a digit of ten-point type is five points wide."""
+    texts = [[table.head[k], *(_markdown_cell(row[k]).strip("*") for row in table.rows)] for k in columns]
+    return sum(5.3 * letters * max(map(len, column)) + space for column in texts)
+
+
+def _column_groups(table: PaperTable, letters: float, space: float) -> list[list[int]]:
+    """Columns by tabular: as many as fit a line beside the first; columns under one heading stay together."""
+    over = [k for k, (_, span) in enumerate(table.groups) for _ in range(span)] or list(range(len(table.head)))
+    units = [list(some) for _, some in groupby(range(1, len(table.head)), key=lambda k: over[k])]
+    found: list[list[int]] = [[0]]
+    for unit in units:
+        if len(found[-1]) > 1 and _points(table, [*found[-1], *unit], letters, space) > TEXT_WIDTH:
+            found.append([0])
+        found[-1] += unit
+    return found
+
+
+def _tabular(table: PaperTable, columns: Sequence[int], letters: float, space: float) -> list[str]:
+    numeric = [all(not isinstance(r[k], str) or r[k] == "-" for r in table.rows) for k in columns]
+    kinds = ["c" if n else "l" for n in numeric]
+    over_wide = _points(table, columns, letters, space) - TEXT_WIDTH
+    if over_wide > 0 and kinds[-1] == "l":  # a column of words that is too long by itself is set as a paragraph
+        kinds[-1] = f"p{{{_points(table, columns[-1:], letters, 0.0) - over_wide:.0f}pt}}"
+    lines = [f"\\begin{{tabular}}{{{''.join(kinds)}}}", "\\toprule"]
     if table.groups:
+        over = [title for title, span in table.groups for _ in range(span)]
         heads, rules, at = [], [], 1
-        for title, span in table.groups:
+        for title, run in groupby(over[k] for k in columns):
+            span = len(list(run))
             heads.append(f"\\multicolumn{{{span}}}{{c}}{{{_tex(title)}}}" if title else "")
             rules += [f"\\cmidrule(lr){{{at}-{at + span - 1}}}"] if title else []
             at += span
         lines += [" & ".join(heads) + " \\\\", "".join(rules)]
-    lines += [" & ".join(_tex(h) for h in table.head) + " \\\\", "\\midrule"]
-    lines += [" & ".join(_tex_cell(c) for c in row) + " \\\\" for row in table.rows]
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
+    lines += [" & ".join(_tex(table.head[k]) for k in columns) + " \\\\", "\\midrule"]
+    lines += [" & ".join(_tex_cell(row[k]) for k in columns) + " \\\\" for row in table.rows]
+    return [*lines, "\\bottomrule", "\\end{tabular}"]
 
 
 def _tex_cell(cell: Cell) -> str:
@@ -370,4 +417,17 @@ def _cell_text(text: str) -> str:
     return f"'{line}" if line.lstrip()[:1] in FORMULA and line != "-" else line
 
 
-FORMATS: dict[str, Callable[[PaperTable], str]] = {"latex": _latex, "markdown": _markdown, "csv": _csv}
+def _json(table: PaperTable) -> str:
+    """Caption, column names and rows; a number with its spread, unrounded."""
+    rows = [[c if isinstance(c, str) else {"mean": c.mean, "sd": c.sd} for c in row] for row in table.rows]
+    over = [title for title, span in table.groups for _ in range(span)] or [""] * len(table.head)
+    columns = [f"{o}: {h}" if o else h for o, h in zip(over, table.head, strict=True)]
+    return to_json({"caption": table.caption, "columns": columns, "rows": rows})
+
+
+FORMATS: dict[str, Callable[[PaperTable], str]] = {
+    "latex": _latex,
+    "markdown": _markdown,
+    "csv": _csv,
+    "json": _json,
+}

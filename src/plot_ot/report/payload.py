@@ -16,17 +16,20 @@ from plot_ot.files.run_reading import UNEXPECTED, Reading, numbers
 from plot_ot.files.writing import Json, to_json
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging.profile import Profile
+from plot_ot.report.findings import extent, finding, meaning_of, token_labels, widths_of
 from plot_ot.report.flags import flags_of, kinds_of
 from plot_ot.report.published import published
 from plot_ot.report.summary import best_method, calibrated, kind_of
 from plot_ot.report.tables import average_by_seed, banks_in, methods_in
-from plot_ot.report.zoom import SiteName, Zoom, direction_levels, sites_of, transport_setting
+from plot_ot.report.zoom import SiteName, Zoom, direction_level, sites_of, transport_setting
 
 ROOM = 6_000_000
 """Characters of JSON that the page may carry; packed, and with the chart library, it stays below 6 MB."""
 MOST_SITES = 4096
 CHARTED = ("seeds", "variables", "methods", "banks", "scatter", "naturalness", "sweeps", "menus", "left_out")
 """Lists that charts read, which must be there even if they are empty."""
+STRIP = 64
+"""Cells of the strip that shows what a direction reads or writes."""
 CELLS = 256
 """The widest row a heatmap shows; wider ones keep the largest value of neighbouring cells."""
 
@@ -37,7 +40,7 @@ def payload(reading: Reading) -> Json:
     zoom, menus = Zoom(reading), Menus()
 
     def way(s: Json) -> Json:
-        levels = zoom.levels(s) + ([] if s["chosen"].get("sites") else direction_levels(_edits(reading, s)))
+        levels = zoom.levels(s) + ([] if s["chosen"].get("sites") else direction_level(_edits(reading, s)))
         return {"levels": [_rounded(v.plain()) for v in levels], "handle": _handle(reading, s)}
 
     def stages(s: Json) -> Json:
@@ -50,6 +53,7 @@ def payload(reading: Reading) -> Json:
         "handles": partial(_nested, reading, lambda s: {"edits": _edits(reading, s)}),
         "surfaces": partial(_surfaces, reading),
         "profile": partial(_profile, reading),
+        "capacity": partial(_capacity, reading),
     }
     fitted, left_out = _fit_into(ROOM, seeds, parts)
     raw = {k: v for k, v in reading.results.items() if k not in ("surfaces", "examples")}
@@ -65,6 +69,7 @@ def payload(reading: Reading) -> Json:
         "naturalness": _naturalness(reading),
         "sweeps": _sweeps(reading),
         "published": _published(reading),
+        "meanings": {v: meaning_of(reading, v) for v in reading.distinct("variable", "records", "selection")},
         **fitted,
         "menus": menus.plain,
         "left_out": left_out,
@@ -154,6 +159,21 @@ def _naturalness(reading: Reading) -> list[Json]:
     return found
 
 
+def _capacity(reading: Reading, seed: int) -> Json:
+    """Accuracy by the number of directions, and the same for shuffled values, by method and variable."""
+    kept: Json = {}
+    for s in reading.rows("selection", seed=seed):
+        known = s.get("capacity")
+        if not isinstance(known, dict):
+            continue
+        sizes, accuracy, shuffled = (numbers(known.get(k)) for k in ("sizes", "accuracy", "shuffled"))
+        if len(sizes) > 1 and len(sizes) == len(accuracy):
+            beside = shuffled if len(shuffled) == len(sizes) else None
+            row = {"sizes": sizes, "accuracy": accuracy, "shuffled": beside, "taken": s["size"]}
+            kept.setdefault(s["method"], {})[s["variable"]] = row
+    return kept
+
+
 def _sweeps(reading: Reading) -> list[Json]:
     """A method's accuracy as a parameter varies, over seeds, with what its couplings were flagged for."""
     rows = reading.results["sweeps"]
@@ -188,18 +208,22 @@ def _published(reading: Reading) -> Json | None:
 
 
 def _handle(reading: Reading, selection: Json) -> Json:
-    """What a handle is and does, for the end of the zoom."""
+    """What a handle is and does, for the end of the zoom: on the same pairs as its verdict, where it has one."""
     c = selection["chosen"]
     key = {k: selection[k] for k in ("seed", "method", "variable")}
+    verdicts = reading.rows("verdicts", **key)
+    judged = finding(reading, selection["method"], selection["variable"], verdicts) if verdicts else None
+    shares = judged.shares if judged else {}
     tests = {r["bank"]: [r["accuracy"], *_bounds(r)] for r in reading.rows("records", **key)}
-    patch = {r["bank"]: r["full_patch"] for r in reading.rows("records", **key) if numbers(r.get("full_patch"))}
     return {
+        "extent": extent(selection, token_labels(reading), widths_of(reading)),
         "places": selection["places"],
         "size": selection["size"],
         "setting": setting(c),
         "calibration": c.get("calibration_score"),
+        "shares": {name: [s.mean, s.low, s.high] if s.certain else [s.mean] for name, s in shares.items()},
+        "pairs": judged.pairs[0] if judged and judged.pairs else None,
         "tests": tests,
-        "full_patch": patch,
     }
 
 
@@ -308,11 +332,28 @@ def _edit(e: Edit) -> Json:
         return {**shown, "native": _binned(gains.tolist()), "own": None}
     reads = (e.frame.read.double() * gains).norm(dim=1).tolist()
     writes = None if e.frame.write is None else _binned((e.frame.write.double() * gains).norm(dim=1).tolist())
-    return {**shown, "native": _binned(reads), "writes": writes, "own": _binned(gains.tolist())}
+    rows = {"native": _binned(reads), "writes": writes, "own": _binned(gains.tolist())}
+    return {**shown, **rows, "directions": _directions(e)}
 
 
-def _binned(values: Sequence[float]) -> list[float]:
-    step = -(-len(values) // CELLS)
+def _directions(e: Edit) -> list[Json]:
+    """What each direction with a gain reads and writes, in the neurons' basis."""
+    if e.frame.read is None:
+        return []
+    reads, gains = e.frame.read.double(), e.gains.double()
+    writes = reads if e.frame.write is None else e.frame.write.double()
+    found = []
+    for k in gains.nonzero().flatten().tolist():
+        read, write = reads[:, k], writes[:, k] * gains[k]
+        length = float(read.norm() * write.norm())
+        strip = {"name": f"direction {k + 1}", "place": e.place.name, "width": e.place.width, "length": length}
+        oblique = None if e.frame.write is None else _binned(write.tolist(), STRIP)
+        found.append({**strip, "reads": _binned((read if oblique else write).tolist(), STRIP), "writes": oblique})
+    return found
+
+
+def _binned(values: Sequence[float], most: int = CELLS) -> list[float]:
+    step = -(-len(values) // most)
     return [max(values[k : k + step], key=abs) for k in range(0, len(values), step)]
 
 

@@ -68,9 +68,10 @@ MCQA = Published(
 
 
 def published(config: dict[str, Any]) -> Published | None:
-    """The paper's numbers for the task of a run, if it has that task in that size."""
+    """The paper's numbers for the task of a run, if the run has the paper's network in the paper's size."""
     if config.get("task") == "heq":
         return HEQ
     if config.get("task") == "addition" and config.get("bits", 4) == 4:
         return ADDITION.get(config.get("width", 8))
-    return MCQA if config.get("task") == "mcqa" else None
+    model = str(config.get("model") or "").lower().rstrip("/").rpartition("/")[2]
+    return MCQA if config.get("task") == "mcqa" and model == "gemma-2-2b" else None

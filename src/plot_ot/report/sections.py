@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any
 from plot_ot.files.run_reading import Reading, numbers
 from plot_ot.files.writing import Json
 from plot_ot.judging.status import Status
-from plot_ot.report.summary import STATUSES, kind_of
+from plot_ot.report.findings import STATUSES, widths_of
+from plot_ot.report.summary import is_study, kind_of
 from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
+from plot_ot.report.words import count, names
 
 TASKS = {
     "heq": "Hierarchical equality",
@@ -22,16 +25,6 @@ TASKS = {
     "ioi": "Indirect object identification",
 }
 """The names of the tasks in a sentence."""
-
-OPTIONS = {
-    "size": "pairs per bank",
-    "strengths": "λ grid",
-    "sampler": "inputs",
-    "recipe": "training",
-    "split": "bases",
-    "sizes": "pairs",
-}
-"""The names of options on the page, where a word says more than the option's own name."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +45,6 @@ def cell(values: Sequence[float], interval: Sequence[float] = ()) -> Cell | None
     return Cell(values[0], None, (interval[0], interval[1]) if len(interval) == 2 else None)
 
 
-def names(words: Sequence[str]) -> str:
-    """Join names into a phrase: `a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
-
-
 def question(reading: Reading) -> str:
     """The question that the run asked, as a sentence."""
     variables = reading.distinct("variable", "records", "selection")
@@ -68,27 +56,42 @@ def question(reading: Reading) -> str:
 def about(reading: Reading) -> str:
     """The setting of the run, as a sentence."""
     task = str(reading.results.get("task") or reading.config.get("task") or "an unnamed task")
-    subjects = reading.distinct("subject", "records")
+    subjects = [subject_words(str(s)) for s in reading.distinct("subject", "records")]
     seeds = reading.distinct("seed", "records")
     methods = [m for m in methods_in(reading.results) if m not in CONTROLS]
     where = f" in {names(subjects)}" if subjects else ""
     model = reading.config.get("model")
     where += f" ({model})" if model and str(model) not in where else ""
-    counts = f"{_count(len(seeds), 'seed')}, {_count(len(methods), 'method')}"
-    return f"{TASKS.get(task, task)}{where}: {counts}. Chosen on calibration pairs, tested once on held-out pairs."
+    tested = "Everything was chosen on calibration pairs and tested once on held-out pairs."
+    if not is_study(reading):
+        return f"Looked for{where}{_shape(reading)}. {tested}"
+    counts = f"{count(len(seeds), 'seed')}, {count(len(methods), 'method')}"
+    return f"{TASKS.get(task, task)}{where}: {counts}. {tested}"
 
 
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}"
+SUBJECTS = {
+    "MLPSubject": "a multilayer perceptron",
+    "SequentialSubject": "a sequential network",
+    "GRUSubject": "a recurrent network",
+    "ModuleSubject": "a PyTorch module",
+    "CausalSubject": "a causal model",
+}
+"""Networks without a name of their own, by the class that runs them."""
 
 
-def options(reading: Reading) -> list[tuple[str, str]]:
-    """The configuration, apart from what the tables show anyway."""
-    left_out = ("task", "methods", "seeds", "model")
-    shown = [
-        (OPTIONS.get(k, k), setting_text(v)) for k, v in reading.config.items() if k not in left_out and v is not None
-    ]
-    return [(k.replace("_", " "), v) for k, v in shown]
+def subject_words(name: str) -> str:
+    """The name of a network in a sentence; what is only the name of a class is told in words."""
+    family = re.fullmatch(r"([A-Z]\w*?)(?:ForCausalLM|LMHeadModel)", name)
+    return f"a {family[1]} language model" if family else SUBJECTS.get(name, name)
+
+
+def _shape(reading: Reading) -> str:
+    """How many places were looked at, and how wide they are."""
+    widths = widths_of(reading)
+    if not widths:
+        return ""
+    low, high = min(widths.values()), max(widths.values())
+    return f", at {count(len(widths), 'place')} of width {low if low == high else f'{low} to {high}'}"
 
 
 # -- accuracy -------------------------------------------------------------------------------------------------
@@ -212,6 +215,17 @@ def runtime(reading: Reading) -> Json:
         means = [fmean(numbers([t["parts"].get(p, 0.0) for t in mine]) or [0.0]) for p in parts]
         found.append((method, means, cell([t["seconds"] for t in mine])))
     return {"parts": parts, "rows": found}
+
+
+def waited(reading: Reading) -> str:
+    """Where the time of a single method went, as a sentence."""
+    rows = reading.results["runtimes"]
+    if len(rows) != 1:
+        return ""
+    parts = rows[0].get("waited") if isinstance(rows[0].get("waited"), dict) else rows[0]["parts"]
+    told = {str(p).replace("_", " "): float(s) for p, s in parts.items() if numbers(s) and s >= 0.05}
+    said = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in told.items())
+    return f"{rows[0]['method']} took {sum(told.values()):.1f} s: {said}." if told else ""
 
 
 def verdicts(reading: Reading) -> Json:

@@ -175,7 +175,7 @@ def _state(found: Found) -> str:
     held = is_held(found.path)
     if held is None:  # this system cannot tell: go by when it last wrote something
         held = time.time() - max(found.stamp[::2]) < QUIET
-    return "going on" if held else "stopped"
+    return "running" if held else "interrupted"
 
 
 class Server(ThreadingHTTPServer):

@@ -1,10 +1,7 @@
-"""What a run says in sentences: a verdict per variable over all seeds, and the caveats."""
+"""What a reader should know of a run: which method to look at first, and the caveats."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from plot_ot.files.run_reading import Reading, numbers
@@ -13,63 +10,10 @@ from plot_ot.judging.gates import COMPACT_LOSS, KEEPS
 from plot_ot.judging.status import Status
 from plot_ot.methods import MethodKind
 from plot_ot.report.tables import CONTROLS, methods_in
+from plot_ot.report.words import count, percent
 
-STATUSES = (
-    Status.COMPACT,
-    Status.PLACED,
-    Status.IN_PART,
-    Status.OUTPUT,
-    Status.UNDECIDED,
-    Status.DECODABLE,
-    Status.ABSENT,
-)
-"""All statuses, from the strongest claim to the plainest denial."""
 FEW_PAIRS = 50
 """Fewer calibration pairs that change a variable than this make a noisy choice."""
-
-GAUGES = {
-    "handle": "handle",
-    "full_patch": "full patch",
-    "copy_source": "copy-source",
-    "random_mean": "random handles",
-    "invariance": "invariance",
-}
-"""The evidence that is drawn, and what it is called."""
-
-
-@dataclass(frozen=True)
-class Gauge:
-    """One number of the evidence over seeds, on a scale from 0 to 1."""
-
-    name: str
-    label: str
-    mean: float
-    values: tuple[float, ...]
-    interval: tuple[float, float] | None
-    """The 95 % interval, for a single seed."""
-
-    @property
-    def spread(self) -> str:
-        """The interval of one seed, or the range over several."""
-        if self.interval:
-            return f"[{self.interval[0]:.3f}, {self.interval[1]:.3f}]"
-        low, high = min(self.values), max(self.values)
-        return f"{low:.3f} to {high:.3f}" if len(self.values) > 1 and low != high else ""
-
-
-@dataclass(frozen=True)
-class Card:
-    """What one method says about one variable."""
-
-    method: str
-    variable: str
-    status: Status
-    """The most frequent verdict; of equally frequent ones, the more cautious."""
-    tally: tuple[tuple[Status, int], ...]
-    sentence: str
-    gauges: tuple[Gauge, ...]
-    said: tuple[tuple[int, str], ...]
-    """The verdict of each seed in the study's own words."""
 
 
 def kind_of(reading: Reading, method: str) -> MethodKind:
@@ -86,9 +30,14 @@ def calibrated(reading: Reading, method: str) -> float | None:
     return fmean(scores) if scores else None
 
 
+def judged_methods(reading: Reading) -> list[str]:
+    """The methods whose handles have a verdict."""
+    return list(dict.fromkeys(str(v["method"]) for v in reading.results["verdicts"]))
+
+
 def best_method(reading: Reading) -> str | None:
     """The method that did best on calibration, of those judged that fit a coupling; never chosen on test pairs."""
-    judged = list(dict.fromkeys(v["method"] for v in reading.results["verdicts"]))
+    judged = judged_methods(reading)
     coupled = {c["method"] for c in reading.couplings}
     judged = [m for m in judged if m in coupled] or judged
     methods = judged or [m for m in methods_in(reading.results) if m not in CONTROLS]
@@ -100,51 +49,9 @@ def best_method(reading: Reading) -> str | None:
     return next(str(m) for score, m in known if score == top)
 
 
-def cards(reading: Reading, method: str) -> list[Card]:
-    """A method's verdicts, one card per variable."""
-    return [
-        card(method, v, [x for x in reading.rows("verdicts", method=method) if x["variable"] == v])
-        for v in dict.fromkeys(x["variable"] for x in reading.rows("verdicts", method=method))
-    ]
-
-
-def card(method: str, variable: str, verdicts: Sequence[Json]) -> Card:
-    """The verdicts of all seeds on one variable, put together."""
-    tally = Counter(Status(v["status"]) for v in verdicts)
-    ordered = sorted(tally.items(), key=lambda x: (-x[1], -STATUSES.index(x[0])))
-    gauges = tuple(g for g in (_gauge(name, verdicts) for name in GAUGES) if g)
-    said = tuple((v["seed"], v["sentence"]) for v in verdicts)
-    if len(verdicts) == 1:
-        sentence = verdicts[0]["sentence"]
-    else:
-        shares = ", ".join(f"{status} in {n} of {len(verdicts)} seeds" for status, n in ordered)
-        sentence = f"{variable}: {shares}{_extent(verdicts)}{_measured(gauges)}."
-    return Card(method, variable, ordered[0][0], tuple(ordered), sentence, gauges, said)
-
-
-def _gauge(name: str, verdicts: Sequence[Json]) -> Gauge | None:
-    values = numbers([v["evidence"].get(name) for v in verdicts])
-    if not values:
-        return None
-    evidence = verdicts[0]["evidence"]
-    bounds = numbers([evidence.get(f"{name}_low"), evidence.get(f"{name}_high")]) if len(verdicts) == 1 else []
-    interval = (bounds[0], bounds[1]) if len(bounds) == 2 else None
-    return Gauge(name, GAUGES[name], fmean(values), tuple(values), interval)
-
-
-def _extent(verdicts: Sequence[Json]) -> str:
-    """How many dimensions the handles take, where the variable was placed."""
-    placed = [v["evidence"] for v in verdicts if Status(v["status"]).found]
-    sizes, widths = (numbers([e.get(k) for e in placed]) for k in ("size", "width"))
-    if not sizes or not widths:
-        return ""
-    low, high, most = int(min(sizes)), int(max(sizes)), int(max(widths))
-    return f", with {low if low == high else f'{low} to {high}'} of {most} dimensions"
-
-
-def _measured(gauges: Iterable[Gauge]) -> str:
-    shown = [f"{g.label} {g.mean:.3f}{f' ({g.spread})' if g.name == 'handle' and g.spread else ''}" for g in gauges]
-    return f"; {', '.join(shown)}" if shown else ""
+def is_study(reading: Reading) -> bool:
+    """Whether it is a study over networks or seeds; `localize` looks at one network of the user's."""
+    return "subject" not in reading.config
 
 
 # -- caveats --------------------------------------------------------------------------------------------------
@@ -154,7 +61,7 @@ def warnings(reading: Reading, method: str | None) -> list[str]:
     """The caveats: everything about the run, and about one method's handles, that weakens what the numbers say."""
     found = [f"Seed {f['seed']} failed and is left out: {f['reason']}." for f in reading.results["failures"]]
     seeds = reading.distinct("seed", "records")
-    if len(seeds) == 1:
+    if len(seeds) == 1 and is_study(reading):
         found.append("One seed only: nothing is known about the spread over networks.")
     return found + _calibration(reading) + _power(reading) + (_handles(reading, method) if method else [])
 
@@ -168,7 +75,7 @@ def _calibration(reading: Reading) -> list[str]:
         for v, n in (sensitive if isinstance(sensitive, dict) else {}).items():
             fewest[v] = min(int(n), fewest.get(v, int(n)))
     return [
-        f"{v}: calibration has only {n} pairs that change it, so K, λ and the place are chosen with noise."
+        f"{v}: calibration has only {count(n, 'pair')} that change it, so the choice of place and size is noisy."
         for v, n in fewest.items()
         if n < FEW_PAIRS
     ]
@@ -182,8 +89,8 @@ def _power(reading: Reading) -> list[str]:
         output = any(x["status"] == Status.OUTPUT for x in reading.rows("verdicts", variable=v))
         if copied and fmean(copied) > 0.9 and not output:  # of an output variable it is right by definition
             said.append(
-                f"{v}: copying the source's answer is right on {fmean(copied):.3f} of its sensitivity pairs, "
-                f"so these banks hardly tell a handle from copying."
+                f"{v}: copying the source's answer is right on {percent(fmean(copied))} of all test pairs that change "
+                f"it, so accuracies over all pairs hardly tell a handle from copying."
             )
     return said
 
@@ -205,14 +112,17 @@ def _handles(reading: Reading, method: str) -> list[str]:
         return "" if seeds == 1 else f" in {len(some)} of {seeds} seeds"
 
     said = [
-        f"{v}: weak invariance{where(some)}: its lower bound is "
-        f"{min(x['evidence']['invariance_low'] for x in some):.3f}, below {KEEPS}."
+        f"{v}: weak invariance{where(some)}: the lower bound is "
+        f"{percent(min(x['evidence']['invariance_low'] for x in some))} of the pairs that keep the variable, below "
+        f"{percent(KEEPS)}."
         for v, some in weak.items()
     ]
     for name, some in worse.items():
         seed, e = some[0]["seed"], some[0]["evidence"]
+        first = "" if seeds == 1 else f" in seed {seed}"
         said.append(
-            f"{name}: the handle does worse than swapping the whole place{where(some)} "
-            f"({e['handle']:.3f} against {e['full_patch']:.3f} in seed {seed})."
+            f"{name}: the handle does worse than swapping the whole place{where(some)} ({percent(e['handle'])} against "
+            f"{percent(e['full_patch'])} of the pairs that can tell{first})."
         )
-    return said
+    noted = [f"{v['variable']}: {note}." for v in verdicts for note in v.get("notes") or () if isinstance(note, str)]
+    return said + list(dict.fromkeys(noted))

@@ -68,7 +68,7 @@ def accuracy_table(results: Json, width: int = 120) -> Table:
     for variable, bank in banks:
         table.add_column(f"{variable}\n{bank[:4]}.", justify="right", no_wrap=True)
     table.add_column("average", justify="right", style="bold", no_wrap=True)
-    table.add_column("full\npatch", justify="right", no_wrap=True)
+    table.add_column("whole\nplace", justify="right", no_wrap=True)
     table.add_column("stretch", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for method in methods_in(results):
@@ -119,22 +119,6 @@ def verdict_table(results: Json) -> Table:
             cells.append(", ".join(f"{status} ({said.count(status)})" for status in dict.fromkeys(said)))
         table.add_row(method, *cells)
     return table
-
-
-def verdict_sentences(results: Json) -> list[str]:
-    """Sentences on what the first seed's handles do, of the method that did best on calibration."""
-    judged = dict.fromkeys(v["method"] for v in results["verdicts"])
-    if not judged:
-        return []
-    first = results["verdicts"][0]["seed"]
-
-    def calibrated(method: str) -> float:
-        mine = [s for s in results["selection"] if (s["method"], s["seed"]) == (method, first)]
-        return round(fmean(s["chosen"].get("calibration_score") or 0.0 for s in mine), 9) if mine else 0.0
-
-    best = max(judged, key=calibrated)
-    said = [v["sentence"] for v in results["verdicts"] if (v["method"], v["seed"]) == (best, first)]
-    return [f"{best}, seed {first}: {sentence}" for sentence in said]
 
 
 def selection_table(results: Json) -> Table:
@@ -209,5 +193,5 @@ def bank_lines(results: Json) -> list[str]:
     powers = [n for n in results["notes"] if n.get("power")]
     for variable in dict.fromkeys(n["variable"] for n in powers):
         share = [n["power"]["against_source"] / n["power"]["pairs"] for n in powers if n["variable"] == variable]
-        lines.append(f"{variable}: copying the source is wrong on {mean_sd(share)} of its sensitivity pairs.")
+        lines.append(f"{variable}: copying the source is wrong on {mean_sd(share)} of the test pairs that change it.")
     return lines

@@ -6,16 +6,19 @@ A level is one resolution: tokens, layers or other places, then coordinates or p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from plot_ot.files.run_reading import Reading, numbers
 from plot_ot.files.writing import Json
 from plot_ot.report.flags import kinds_of
+from plot_ot.report.words import percent, place_words
 
 MOST_ITEMS = 400
 """More sites than this are gathered into neighbouring groups: a screen has no more rows."""
+MOST_DIRECTIONS = 6
+"""Directions of a rotated or closed-form handle that are drawn one by one."""
 
 SITE = re.compile(r"(?P<place>.+?)(?:\.(?P<basis>[A-Za-z]\w*))?\[(?P<start>\d+)(?::(?P<end>\d+))?\]")
 
@@ -69,7 +72,7 @@ class Item:
     norm: float | None
     """The length of the item's raw effect signature, before normalisation."""
     score: float | None
-    """The best calibration score that was reached in this item."""
+    """The best calibration accuracy of everything that was tried in this item."""
     on: bool
     """Whether the handle, or the next level, is in this item."""
 
@@ -80,16 +83,59 @@ class Level:
 
     title: str
     measure: str
-    """What the bars show: `mass`; where no coupling was fitted, calibration `score`; of directions, their `length`."""
+    """What the bars show: `mass`; where no coupling was fitted, calibration `score`; or a handle's `directions`."""
     setting: str
     total: float | None
     """Mass of the whole row: what a share is a share of."""
     items: tuple[Item, ...]
     flags: tuple[str, ...] = field(default=())
+    strips: tuple[Json, ...] = field(default=())
+    """Of directions: what each reads and writes, neuron by neuron."""
+
+    @property
+    def why(self) -> str:
+        """What was taken, and why: its mass, its calibration accuracy, or both."""
+        return self._why_directions() if self.measure == "directions" else _why(self.items, self.measure, self.total)
+
+    def _why_directions(self) -> str:
+        drawn = f"The {len(self.strips)} longest. " if len(self.strips) < len(self.items) else ""
+        if any(s["writes"] for s in self.strips):
+            return f"{drawn}Blue: what each direction reads; red: what it writes, neuron by neuron."
+        return f"{drawn}What each direction reads and writes, neuron by neuron."
 
     def plain(self) -> Json:
         """The level as plain values for the page, its items as short lists."""
-        return {**asdict(self), "items": [[i.name, i.mass, i.norm, i.score, int(i.on)] for i in self.items]}
+        items = [[i.name, i.mass, i.norm, i.score, int(i.on)] for i in self.items]
+        return {**asdict(self), "items": items, "why": self.why}
+
+
+def _why(items: Sequence[Item], measure: str, total: float | None) -> str:
+    taken = [i for i in items if i.on]
+    if not taken or len(items) < 2:
+        return ""
+    scored = [i for i in items if i.score is not None]
+    most = max(items, key=lambda i: i.mass or 0.0)
+
+    def share(i: Item) -> str:
+        return percent(i.mass / total) if i.mass is not None and total else "no"
+
+    if len(taken) > 1:
+        heaviest = sorted(items, key=lambda i: -(i.mass or 0.0))[: len(taken)]
+        said = "the ones with most mass" if set(heaviest) == set(taken) else "as calibration chose them"
+        return f"{len(taken)} of {len(items)} taken: {said}." if measure == "mass" else f"{len(taken)} taken."
+    one = taken[0]
+    best = len(scored) > 1 and one.score is not None and one.score >= max(i.score or 0.0 for i in scored) - 1e-9
+    reached = percent(one.score) if one.score is not None else ""
+    if measure == "score":
+        return f"Taken: {place_words(one.name)}, best on calibration pairs ({reached})."
+    if one is most or share(one) == share(most):
+        return f"Taken: {place_words(one.name)}, with {share(one)} of the mass" + (
+            f" and the best calibration accuracy ({reached})." if best else "."
+        )
+    over = f"although {place_words(most.name)} has more mass ({share(most)})"
+    if best:
+        return f"Taken: {place_words(one.name)}, best on calibration pairs ({reached}), {over}."
+    return f"Taken: {place_words(one.name)}, as calibration chose it, {over}."
 
 
 class Zoom:
@@ -159,11 +205,19 @@ class Zoom:
             if not selection["chosen"].get("sites") and self._inside_one_place(coupling):
                 continue  # rotated and closed-form handles take none of its sites: they end in their directions
             found += self._levels_of(coupling, selection, any(v.title == "tokens" for v in found))
-        scores = _scores(selection)
+        scores = self._scores(selection)
         if len(scores) > 1 and not any(i.score is not None for v in found for i in v.items):
             items = [Item(p, None, None, s, p in selection["places"]) for p, s in scores.items()]
-            found.insert(0, Level(_plural(scores), "score", "best calibration score in each", None, tuple(items)))
+            found.insert(0, Level(_plural(scores), "score", "best calibration accuracy in each", None, tuple(items)))
         return found
+
+    def _scores(self, selection: Json) -> dict[str, float]:
+        """The best calibration accuracy of all that was tried inside each place."""
+        key = {k: selection[k] for k in ("seed", "method", "variable")}
+        scores = {str(r["place"]): float(r["score"]) for r in self.reading.rows("profile", **key)}
+        by = selection["chosen"].get("by_support")
+        known = by.items() if isinstance(by, dict) else ()
+        return scores | {str(p): float(s) for p, s in known if p != "all" and p not in scores and numbers(s)}
 
     def _levels_of(self, coupling: Json, selection: Json, tokens_shown: bool) -> list[Level]:
         row = coupling["plan"][coupling["variables"].index(selection["variable"])]
@@ -171,7 +225,7 @@ class Zoom:
         norms = coupling.get("raw_norms")
         norms = norms if isinstance(norms, list) and len(norms) == len(sites) else [None] * len(sites)
         taken = set(selection["chosen"].get("sites") or ())
-        scores = _scores(selection)
+        scores = self._scores(selection)
         own = coupling.get("calibration")
         own = own.get(selection["variable"]) if isinstance(own, dict) else None
         own = own if isinstance(own, list) and len(own) == len(sites) else [None] * len(sites)
@@ -183,18 +237,21 @@ class Zoom:
         tokens = whole_tokens(coupling)
         if tokens:
             on = self._on(coupling, selection)
-            items = [Item(t, float(row[k]), norms[k], None, on[k]) for k, t in enumerate(tokens)]
+            best = self._token_scores(scores)
+            items = [Item(t, float(row[k]), norms[k], best.get(t), on[k]) for k, t in enumerate(tokens)]
             return [level("tokens", items)]
         found = []
         whole = all(s.start is None for s in sites)
         kept = list(range(len(sites)))
         in_places = selection["places"]
         positions = [self.position.get(s.place) for s in sites]
-        if len({str(p) for p in positions}) > 1:
+        if 1 < len({str(p) for p in positions}) < len({s.place for s in sites}):  # else a token is a place
             marked = {str(self.position.get(p)) for p in in_places}
             sums = _sums([str(p) for p in positions], row)
             if not tokens_shown:
-                found.append(level("tokens", [Item(_token(p), m, None, None, p in marked) for p, m in sums.items()]))
+                best = self._token_scores(scores)
+                items = [Item(_token(p), m, None, best.get(p), p in marked) for p, m in sums.items()]
+                found.append(level("tokens", items))
             kept = [k for k in kept if str(positions[k]) in marked]  # the next level looks inside the taken tokens
         if not whole and len({sites[k].place for k in kept}) > 1:
             sums = _sums([sites[k].place for k in kept], [row[k] for k in kept])
@@ -207,7 +264,7 @@ class Zoom:
                 names[k],
                 float(row[k]),
                 norms[k],
-                own[k] if own[k] is not None else scores.get(names[k]),
+                scores.get(names[k], own[k]),
                 names[k] in taken if taken & set(names) else sites[k].place in in_places,
             )
             for k in inside
@@ -215,43 +272,29 @@ class Zoom:
         found.append(level(self.title([sites[k] for k in inside]), items))
         return found
 
+    def _token_scores(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """The best score of all places of each token."""
+        best: dict[str, float] = {}
+        for place, score in scores.items():
+            token = str(self.position.get(place))
+            best[token] = max(score, best.get(token, 0.0))
+        return best
+
     def title(self, sites: Sequence[SiteName]) -> str:
         """The title of a level: what its sites are, in one word."""
         return _plural(s.place for s in sites) if all(s.start is None for s in sites) else _parts(sites)
 
 
-def direction_levels(edits: Sequence[Json]) -> list[Level]:
-    """What a rotated or closed-form handle reads and writes: the length of its directions in every neuron.
-
-    Marked are the neurons with at least half the longest.
-    """
-    turned = [e for e in edits if e["own"] is not None]
-    if not turned:
+def direction_level(edits: Sequence[Json]) -> list[Level]:
+    """What a rotated or closed-form handle reads and writes, direction by direction; nothing for plain neurons."""
+    strips = [strip for e in edits for strip in e.get("directions") or ()]
+    if not strips:
         return []
-    if not any(e.get("writes") for e in turned):
-        return [_directions("reads and writes", turned, "native")]
-    return [_directions("reads", turned, "native"), _directions("writes", turned, "writes")]
-
-
-def _directions(title: str, edits: Sequence[Json], key: str) -> Level:
-    named: list[tuple[str, float]] = []
-    for e in edits:
-        lengths = e.get(key) or e["native"]  # an orthonormal frame writes where it reads
-        step = -(-e["width"] // len(lengths))
-        for k, length in enumerate(lengths):
-            end = min((k + 1) * step, e["width"])
-            span = f"{k * step}" if step == 1 else f"{k * step}:{end}"
-            named.append((f"{e['place']}[{span}]", float(length)))
-    longest = max(length for _, length in named)
-    items = [Item(name, length, None, None, length >= longest / 2) for name, length in named]
-    return Level(title, "length", "length per neuron", None, tuple(_grouped(items)))
-
-
-def _scores(selection: Json) -> dict[str, float]:
-    """The best calibration score per place, where the search was within places."""
-    by = selection["chosen"].get("by_support")
-    known = by.items() if isinstance(by, dict) else ()
-    return {str(p): float(s) for p, s in known if p != "all" and numbers(s)}
+    items = [Item(s["name"], s["length"], None, None, True) for s in strips]
+    longest = sorted(strips, key=lambda s: -float(s["length"]))[:MOST_DIRECTIONS]
+    drawn = [s for s in strips if s in longest]
+    title = "direction" if len(strips) == 1 else "directions"
+    return [Level(title, "directions", "", None, tuple(items), strips=tuple(drawn))]
 
 
 def _token(position: str) -> str:

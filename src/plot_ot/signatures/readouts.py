@@ -78,6 +78,7 @@ def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _bit_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    labels = labels.unsqueeze(1) if labels.ndim == 1 else labels  # one bit per pair
     target = labels.to(outputs.dtype).expand_as(outputs)
     return F.binary_cross_entropy_with_logits(outputs, target, reduction="none").mean(dim=-1)
 

@@ -17,12 +17,12 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
 from plot_ot.sites import SiteFamily
-from plot_ot.stages.problem import Calibration, Candidate
+from plot_ot.stages.problem import Calibration, Candidate, best_by
 from plot_ot.subjects import BankRecording, Place
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced", "sensitive")
-TIES = ("smallest", "loss", "surest")
+TIES = ("smallest", "loss", "natural")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Search:
     """`paper`: accuracy over the bank as drawn; `balanced`: half sensitivity, half invariance; `sensitive`: only pairs
     that change the variable."""
     ties: str = "smallest"
-    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the `surest`: the
-    lowest loss among those of smallest K."""
+    """Between equal scores: `smallest` K, then λ (paper); the lowest `loss` on the same pairs; or the most `natural`:
+    of the smallest K, the lowest loss among swaps that stop at the source's value, the weakest where all go beyond."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
@@ -61,9 +61,8 @@ def calibrate(
     surface = _surface(recording, candidates, variants, variable, weights, readout, search)
     best = float(surface.max())
     tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
-    if search.ties == "surest":
-        fewest = min(k for _, k, _ in tied)
-        tied = [t for t in tied if t[1] == fewest]
+    if search.ties == "natural":
+        tied = _most_natural(tied, variants, len(search.strengths))
     if search.ties != "smallest" and len(tied) > 1:
         tied = _lowest_loss(recording, candidates, variants, tied, variable, weights, search, readout)
     at, k, s = min(tied, key=lambda t: (search.sizes[t[1]], search.strengths[t[2]], t[0]))
@@ -77,7 +76,8 @@ def calibrate(
         "support": chosen.label,
         "sites": [chosen.family.sites[j].name for j in chosen.coupling.ranking(variable)[:size]],
         "tied_at_K": chosen.coupling.tied_at(variable, size),
-        "by_support": _best_by_support(candidates, surface),
+        "by_support": best_by([c.label for c in candidates], surface.flatten(1).max(dim=1).values.tolist()),
+        "by_size": _by_size(candidates, variable, search.sizes, surface),
         "calibration_score": best,
         "at_edge": at_edge(search, k, s, len(chosen.family)),
     }
@@ -102,12 +102,17 @@ def edge_of(strengths: Sequence[float], chosen: int) -> list[str]:
     return [f"its strength {strengths[chosen]:g} is the {end} that was tried"]
 
 
-def _best_by_support(candidates: Sequence[Candidate], surface: Tensor) -> dict[str, float]:
-    """The best score each support (a place, or all) would have reached."""
-    best: dict[str, float] = {}
-    for c, scores in zip(candidates, surface.flatten(1).max(dim=1).values.tolist(), strict=True):
-        best[c.label] = max(scores, best.get(c.label, 0.0))
-    return best
+def _by_size(candidates: Sequence[Candidate], variable: str, tops: Sequence[int], surface: Tensor) -> dict[str, float]:
+    """The best score of the handles with each number of directions."""
+    counts, scores = list[str](), list[float]()
+    for c, reached in zip(candidates, surface.max(dim=2).values.tolist(), strict=True):
+        sizes, seen = list[int](), set[tuple[str, int]]()
+        for j in c.coupling.ranking(variable)[: max(tops)]:
+            seen.update((place.name, d) for place, directions in c.family.sites[j].parts for d in directions)
+            sizes.append(len(seen))
+        counts += [str(sizes[min(k, len(sizes)) - 1]) for k in tops]
+        scores += reached
+    return best_by(counts, scores)
 
 
 def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "settings sites"]:
@@ -136,6 +141,20 @@ def _surface(
         grid = scores.unflatten(0, (n, len(search.strengths)))
         grids.append(torch.cat([grid, grid[-1:].expand(len(search.sizes) - n, -1)]))
     return torch.stack(grids)
+
+
+def _most_natural(
+    tied: list[tuple[int, int, int]], variants: Sequence[Tensor], strengths: int
+) -> list[tuple[int, int, int]]:
+    """Of grid points of the smallest K, those without a gain above 1, else those whose largest gain is least.
+
+    A gain of 1 takes a site from the source; more pushes it past any value that it has by itself. Losses alone would
+    choose the strongest push, since it makes the network surest of its answers.
+    """
+    fewest = min(k for _, k, _ in tied)
+    excess = {(at, k, s): float(variants[at][k * strengths + s].max()) - 1 for at, k, s in tied if k == fewest}
+    least = max(min(excess.values()), 0.0)
+    return [t for t, beyond in excess.items() if beyond <= least + 1e-9]
 
 
 def _lowest_loss(

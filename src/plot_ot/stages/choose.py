@@ -17,7 +17,7 @@ from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all
 from plot_ot.stages.das import Rotation, Training, train_all
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.forecast import AGREEING, Forecast
-from plot_ot.stages.problem import Calibration, Candidate, Problem, Stage, State, advance, best_of
+from plot_ot.stages.problem import Calibration, Candidate, Problem, Stage, State, advance, best_by, best_of
 from plot_ot.subjects import Place
 
 GRIDS = ("own", "shared")
@@ -62,7 +62,7 @@ class Calibrate:
                 sites = f.sites * len(places) // len(f.places)
                 sizes = sorted({min(k, max(1, sites)) for k in self.search.sizes})
                 ahead.variants += f.chance[v] * f.couplings * len(sizes) * strengths
-                again = {"smallest": 0.0, "surest": 1 / len(sizes), "loss": 1.0}[self.search.ties]
+                again = {"smallest": 0.0, "natural": 1 / len(sizes), "loss": 1.0}[self.search.ties]
                 again *= ahead.case == "highest"
                 _forecast_grid(ahead, places, sizes, strengths, f.chance[v] * f.couplings * (1 + again))
 
@@ -156,6 +156,7 @@ class Best:
             candidates=candidates if fitted else state.candidates,
             signatures=tuple(x for end in fitted for x in end.signatures) or state.signatures,
             profile=best_of(*(end.profile for end in ends)),
+            capacity=best_of(*(end.capacity for end in ends)),
         )
 
     def forecast(self, ahead: Forecast) -> None:
@@ -208,7 +209,8 @@ class LookFurther:
             for v in wanting:
                 if self._score(again, v) > self._score(found, v) + 1e-9:
                     found = _with_variable(found, again, v)
-            found = replace(found, profile=best_of(found.profile, again.profile))
+            capacity = best_of(found.capacity, again.capacity)
+            found = replace(found, profile=best_of(found.profile, again.profile), capacity=capacity)
         handles = {v: noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
         same = {v: c for v, c in found.calibrations.items() if c.handle is found.handles[v]}
         kept = {v: replace(c, handle=handles[v]) for v, c in same.items()}
@@ -289,6 +291,7 @@ class SelectPlaces:
                 "proposed": [p.name for p in tried],
                 "calibration_score": scores[v][ranked[0]],
                 "by_support": patched[v],
+                "by_size": best_by([str(p.width) for p in tried], patched[v].values()),
             }
             handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, how)
         return replace(state, places=places, handles=handles, patched=patched, profile=best_of(state.profile, profile))
@@ -464,16 +467,10 @@ def best_rotation(problem: Problem, rotations: Sequence[Rotation]) -> Handle:
         "fit_loss": best.loss,
         "calibration_score": score,
         "trained": len(rotations),
-        "by_support": _best_by_place(rotations, scores),
+        "by_support": best_by([r.place.name for r in rotations], scores),
+        "by_size": best_by([str(r.frame.rank) for r in rotations], scores),
     }
     return handle_from_edits(variable, _edit(best), 0, problem.subject, described)
-
-
-def _best_by_place(rotations: Sequence[Rotation], scores: Sequence[float]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for r, score in zip(rotations, scores, strict=True):
-        best[r.place.name] = max(score, best.get(r.place.name, 0.0))
-    return best
 
 
 def _edit(rotation: Rotation) -> list[EditBatch]:

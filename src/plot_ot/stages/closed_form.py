@@ -27,7 +27,7 @@ from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
 from plot_ot.stages.calibrate import edge_of, pair_weights, scored_frames
 from plot_ot.stages.forecast import Forecast
-from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.problem import Problem, State, best_by
 from plot_ot.subjects import BankRecording, Place
 
 RULES = ("alone", "siblings", "frontier")
@@ -50,6 +50,11 @@ class ClosedForm:
         for v in problem.variables:
             with problem.clock.part("closed_form"):
                 candidates = [c for p in state.places[v] for c in self.candidates(problem.fit, p, v)]
+            if not candidates:
+                raise PlotError(
+                    f"No pair of the fit bank moves the states at {', '.join(p.name for p in state.places[v])} where "
+                    f"'{v}' changes: base and source states are all equal, or there is nothing to regress on."
+                )
             with problem.clock.part("calibration"):
                 weights = pair_weights(problem.calibration, v, problem.score)
                 tries = [(c.place, c.frame) for c in candidates]
@@ -66,8 +71,9 @@ class ClosedForm:
                 "strength": self.strengths[k],
                 "calibration_score": float(scores[at, k]),
                 "at_edge": edge_of(self.strengths, k),
-                "by_form": _best_by([c.kind for c in candidates], reached),
-                "by_support": _best_by([c.place.name for c in candidates], reached),
+                "by_form": best_by([c.kind for c in candidates], reached),
+                "by_support": best_by([c.place.name for c in candidates], reached),
+                "by_size": best_by([str(c.frame.rank) for c in candidates], reached),
             }
             handles[v] = handle_from_edits(v, best.edits(self.strengths), k, problem.subject, chosen)
         return replace(state, handles=handles)
@@ -83,6 +89,8 @@ class ClosedForm:
         """Every closed form at a place, by rule for the cells."""
         base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
         difference = source - base
+        if not difference.any():  # a dead place has nothing to offer
+            return []
         found = [
             Form(place, "contrastive", k, "alone", frame)
             for k, frame in contrastive(difference, fit.bank.changed[variable], self.sizes)
@@ -224,10 +232,3 @@ def contrastive(difference: Float[Tensor, "pairs d"], changed: Tensor, sizes: Se
 def _oblique(read: Tensor, write: Tensor, kind: str) -> Frame:
     dtype = torch.get_default_dtype()
     return Frame.oblique(read.to(dtype).contiguous(), write.to(dtype).contiguous(), kind)
-
-
-def _best_by(names: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for name, score in zip(names, scores, strict=True):
-        best[name] = max(score, best.get(name, 0.0))
-    return best

@@ -193,6 +193,8 @@ class Latents:
     def of(cls, recording: BankRecording, place: Place, jobs: Sequence[Job], weight: float) -> Latents:
         """For the variables of some jobs at a place."""
         base, source = recording.base_at(place), recording.source_at(place)
+        learned = torch.promote_types(base.dtype, torch.float32)  # frames are learned in float32 on half networks too
+        base, source = base.to(learned), source.to(learned)
         states = recording.store.activations[place.name].double().cpu()
         states = states[torch.cat([recording.base_rows, recording.source_rows]).unique().cpu()]
         precision = torch.linalg.inv(shrunk_covariance(states - states.mean(dim=0)))

@@ -25,7 +25,7 @@ from plot_ot.sites import Menu, SiteFamily, neurons
 from plot_ot.stages.calibrate import pair_weights, scored
 from plot_ot.stages.descent import Adam, DasSpec, annealed, continued, descend, trained_like
 from plot_ot.stages.forecast import Forecast
-from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.problem import Problem, State, best_by
 from plot_ot.subjects import BankRecording, Place
 
 OVER = ("place", "all")
@@ -231,9 +231,7 @@ def best_mask(problem: Problem, masks: Sequence[Mask]) -> Handle:
         sum(len(d) for s, on in zip(m.family.sites, m.chosen, strict=True) if on for _, d in s.parts) for m in masks
     ]
     best = min(range(len(masks)), key=lambda j: (-round(scores[j], 9), sizes[j], j))
-    mask, by_support = masks[best], dict[str, float]()
-    for m, score in zip(masks, scores, strict=True):
-        by_support[_support(m.family)] = max(score, by_support.get(_support(m.family), 0.0))
+    mask = masks[best]
     described = {
         "support": _support(mask.family),
         "K": int(mask.chosen.sum()),
@@ -243,7 +241,8 @@ def best_mask(problem: Problem, masks: Sequence[Mask]) -> Handle:
         "fit_loss": mask.loss,
         "calibration_score": scores[best],
         "trained": len(masks),
-        "by_support": by_support,
+        "by_support": best_by([_support(m.family) for m in masks], scores),
+        "by_size": best_by(map(str, sizes), scores),
     }
     return handle_from_edits(variable, mask.family.edits(mask.chosen[None].double()), 0, problem.subject, described)
 

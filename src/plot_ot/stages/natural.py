@@ -6,6 +6,7 @@ of the natural states, medians over pairs and over states.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plot_ot.edits import EditBatch
-from plot_ot.subjects import BankRecording
+from plot_ot.edits.responses import in_forward_order
+from plot_ot.subjects import BankRecording, Place
+from plot_ot.subjects.protocol import Rewrite
 
 FLOOR = 1e-6
 """The least share of the mean variance that every direction gets: states that never vary somewhere have no inverse."""
@@ -56,11 +59,42 @@ class Natural:
         return _length(centred, self.precision) / self.ordinary
 
 
-def edited_states(edit: EditBatch, recording: BankRecording) -> Float[Tensor, "variants pairs d"]:
-    """The states that an edit makes of every pair, in double precision."""
-    base, source = recording.base_at(edit.place), recording.source_at(edit.place)
-    moved = EditBatch(edit.place, edit.frame.to(base.device, base.dtype), edit.gains.to(base))
-    return moved.apply(base.unsqueeze(0), source).double()
+def edited_states(edits: Sequence[EditBatch], recording: BankRecording) -> dict[str, Float[Tensor, "pairs _"]]:
+    """The states that one variant makes of every pair at each of its places, by name, in double precision.
+
+    At a later place the state is that of the run as edited so far, edited there too.
+    """
+    first, *others = in_forward_order(recording, edits)
+    gathered = [(e, recording.source_at(e.place)) for e in (first, *others)]
+    start = first.apply(recording.base_at(first.place).unsqueeze(0), gathered[0][1])
+    reached = [torch.zeros_like(source) for _, source in gathered]
+    reached[0] = recording.base_at(first.place)
+    size = recording.subject.responses_per_batch
+    for at in range(0, len(recording) if others else 0, size):
+        some = slice(at, min(at + size, len(recording)))
+        rows = recording.base_rows[some]
+        later = {
+            e.place.name: _noting(e, source[some], seen[some])
+            for (e, source), seen in zip(gathered[1:], reached[1:], strict=True)
+        }
+        with torch.no_grad():
+            recording.subject.resume(recording.store, rows, first.place, start[:, some], later)
+    both = zip(gathered, reached, strict=True)
+    return {e.place.name: e.apply(seen.unsqueeze(0), source)[0].double() for (e, source), seen in both}
+
+
+def _noting(edit: EditBatch, source: Float[Tensor, "some d"], seen: Float[Tensor, "some d"]) -> Rewrite:
+    def rewrite(a: Float[Tensor, "1 some d"]) -> Float[Tensor, "1 some d"]:
+        seen.add_(a[0])  # a network that is resumed in parts shows zeros for the pairs of other parts
+        return edit.apply(a, source)
+
+    return rewrite
+
+
+def fit_states(fit: BankRecording, place: Place) -> Float[Tensor, "inputs d"]:
+    """The state of every fit input at a place."""
+    rows = torch.cat([fit.base_rows, fit.source_rows]).unique().cpu()
+    return fit.store.activations[place.name].cpu()[rows].double()
 
 
 def _length(a: Float[Tensor, "rows d"], precision: Float[Tensor, "d d"]) -> Float[Tensor, " rows"]:

@@ -1,8 +1,8 @@
 """Exact and natural handles: Gauss-Newton on the output loss, with the closed form as prior in the natural metric.
 
 DAS asks for right answers only, the closed form (`stages.closed_form`) for natural shifts only. `NewtonHandles` asks
-for both: `stages.gauss_newton` states the problem and its solver. This module says what the prior is, which of its
-settings are tried, and how calibration chooses between them. A large ρ is the closed form, ρ = 0 an oblique DAS.
+for both: `stages.gauss_newton` states the problem and its solver, `stages.priors` where it starts. This module says
+which settings are tried, and how calibration chooses. A large ρ is the closed form, ρ = 0 an oblique DAS.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from plot_ot.edits import EditBatch, Frame
+from plot_ot.edits import EditBatch
 from plot_ot.engine import Unit, run
 from plot_ot.errors import PlotError
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
-from plot_ot.stages.calibrate import pair_weights, scored, scored_frames
-from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
+from plot_ot.stages.calibrate import pair_weights, scored, scored_all, scored_frames
+from plot_ot.stages.closed_form import RULES
+from plot_ot.stages.curvature import DIRECTIONS
 from plot_ot.stages.forecast import Forecast
-from plot_ot.stages.gauss_newton import DIRECTIONS, Map, Metric, Rest, Whitened, minimise
-from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
-from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.gauss_newton import Coordinates, Rest, minimise
+from plot_ot.stages.maps import Map, Whitened
+from plot_ot.stages.natural import Natural, edited_states, fit_states
+from plot_ot.stages.priors import PAIRS, Prior, different_rules, edit_of, leading_directions, priors_at
+from plot_ot.stages.problem import Problem, State, best_by, best_of
 from plot_ot.subjects import BankRecording, Place
 
-PAIRS = "pairs"
-"""The rule that needs no values: the source's own shift where the variable changes, none where it does not."""
-NEGLIGIBLE = 1e-2
-"""Singular values of a map below this share of the largest are left out."""
+Start = tuple[Prior, ...]
+"""A prior at every place that is solved for together, in forward order; mostly at one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class NewtonHandles:
 
     Calibration picks the place, the prior (its rule and ridge), ρ, the room and the rank. Between equal scores it is
     whoever is right on more of the fit pairs, then the handle found before (if it leaves states ordinary itself), then
-    the larger ρ (the more natural), then the smaller rank.
+    the larger ρ (the more natural), then the smaller rank. With `together`, several places are solved
+    at once where no single one will do.
     """
 
     learner: ClassVar[bool] = True
@@ -68,6 +69,12 @@ class NewtonHandles:
     """The most Gauss-Newton steps for one ρ."""
     batch: int = 1024
     """Pairs differentiated at a time."""
+    together: int = 1
+    """The most open places that are solved together; by default none are, for one place says more than several."""
+    enough: float = 0.97
+    """Places are solved together only where no single one reaches this calibration score ..."""
+    gain: float = 0.05
+    """... and a handle over several places is taken only where it is better by so much."""
 
     def __post_init__(self) -> None:
         if not self.weights or not self.ridges or not self.rules or min(self.weights) <= 0:
@@ -78,138 +85,103 @@ class NewtonHandles:
     def __call__(self, problem: Problem, state: State) -> State:
         if not problem.subject.differentiable:
             return state
-        handles = dict(state.handles)
+        handles, capacity = dict(state.handles), dict[str, dict[int, float]]()
         for v in problem.variables:
-            with problem.clock.part("calibration"):
-                ordinary = _Ordinary(problem)
-                found = handles.get(v)
-                # among equals, what was found before gives way to what leaves states ordinary
-                stays = found is not None and all(ordinary.stretch(e) <= self.stretch for e in found.batch())
-                if found is not None and stays and _exact(problem, found):
-                    continue
-            with problem.clock.part("newton"):
-                weights = _balanced(problem.fit, v)
-                priors = [p for place in state.places[v] for p in self.priors(problem.fit, place, v, weights)]
-            if not priors:
-                raise PlotError(f"No fit pair tells what a swap of '{v}' moves: there is nothing to start from.")
-            with problem.clock.part("calibration"):
-                first = _scores(problem, v, [(p.place, p.frame(p.start)) for p in priors])
-            with problem.clock.part("newton"):
-                solutions = self._solved(problem, v, self._followed(priors, first), weights)
-            with problem.clock.part("calibration"):
-                tries = [(s, rank) for s in solutions for rank in self._ranks(s)]
-                tries = [(s, rank) for s, rank in tries if ordinary.stretch(s.edit(rank)) <= self.stretch]
-                if not tries:
-                    continue
-                scores = _scores(problem, v, [(s.prior.place, s.frame(rank)) for s, rank in tries])
-                at = self._best(problem, v, tries, scores, found, stays)
-            if at is None:
-                continue
-            best, rank = tries[at]
-            by_place: dict[str, float] = {}
-            for (s, _), x in zip(tries, scores, strict=True):
-                by_place[s.prior.place.name] = max(x, by_place.get(s.prior.place.name, 0.0))
-            chosen = {
-                "support": best.prior.place.name,
-                "form": f"newton ρ = {best.weight:g}",
-                "rule": best.prior.rule,
-                "ridge": best.prior.ridge,
-                "room": best.room,
-                "k": rank,
-                "steps": best.steps,
-                "fit_loss": best.loss,
-                "calibration_score": scores[at],
-                "by_support": by_place,
-            }
+            found, capacity[v] = self._better(problem, v, state.places[v], handles.get(v))
             if found is not None:
-                chosen |= {fact: found.chosen[fact] for fact in ("untried", "ways") if fact in found.chosen}
-            handles[v] = handle_from_edits(v, [best.edit(rank)], 0, problem.subject, chosen)
-        return replace(state, handles=handles)
+                handles[v] = found
+        return replace(state, handles=handles, capacity=best_of(state.capacity, capacity))
+
+    def _better(
+        self, problem: Problem, variable: str, places: Sequence[Place], found: Handle | None
+    ) -> tuple[Handle | None, dict[int, float]]:
+        """A handle that is better than the one found before, if there is one; and the best score of every rank."""
+        ordinary = _Ordinary(problem)
+        with problem.clock.part("calibration"):
+            # among equals, what was found before gives way to what leaves states ordinary
+            stays = found is not None and ordinary.stretch(found.batch()) <= self.stretch
+            if found is not None and stays and _exact(problem, found):
+                return None, {}
+        with problem.clock.part("newton"):
+            weights = _balanced(problem.fit, variable)
+            priors = [
+                p for at in places for p in priors_at(problem.fit, at, variable, weights, self.rules, self.ridges)
+            ]
+        if not priors:
+            raise PlotError(
+                f"No fit pair tells what a swap of '{variable}' moves at {', '.join(p.name for p in places)}: its base "
+                f"and source states are all equal, or there is nothing to start from."
+            )
+        with problem.clock.part("calibration"):
+            scores = _scores(problem, variable, [[p.edit] for p in priors])
+        tries = self._solved(problem, variable, self._followed(priors, scores), weights, ordinary, found is None)
+        at = self._best(problem, variable, tries, found, stays)
+        best = None if at is None else tries[at]
+        reached = max([t.score for t in tries] + [_score(found)])
+        if self.together > 1 and reached < self.enough:
+            joint = self._together(problem, variable, priors, scores, weights, ordinary)
+            at = max(range(len(joint)), key=lambda k: joint[k].order, default=None)
+            if at is not None and joint[at].score >= reached + self.gain:
+                best = joint[at]
+        tried = best_by([t.rank for t in tries], [t.score for t in tries])
+        return None if best is None else self._handle(problem, variable, best, tries, found), tried
+
+    def _handle(self, problem: Problem, variable: str, best: Try, tries: Sequence[Try], found: Handle | None) -> Handle:
+        by_place = best_by([t.solution.start[0].place.name for t in tries], [t.score for t in tries])
+        solution = best.solution
+        chosen = {
+            "support": " and ".join(p.place.name for p in solution.start),
+            "form": f"newton ρ = {solution.weight:g}",
+            "rule": solution.start[0].rule,
+            "ridge": solution.start[0].ridge,
+            "room": solution.room,
+            "k": best.rank,
+            "steps": solution.steps,
+            "fit_loss": solution.loss,
+            "calibration_score": best.score,
+            "by_support": by_place,
+        }
+        if found is not None:
+            chosen |= {fact: found.chosen[fact] for fact in ("untried", "ways") if fact in found.chosen}
+        return handle_from_edits(variable, best.edits, 0, problem.subject, chosen)
 
     def forecast(self, ahead: Forecast) -> None:
         """Each step runs forward once, backward for the gradient and for every direction of the loss' curvature, and
         forward again to see whether the loss fell; priors and solutions are scored. Where the handle found before is
-        right on all pairs, which is the lowest case, nothing runs."""
+        right on all pairs, which is the lowest case, nothing runs; in the highest, places are solved together."""
         if ahead.case == "lowest":
             return
         fit, calibration = ahead.scene.fit, ahead.scene.calibration
+        back = 1 + min(DIRECTIONS, max(1, ahead.scene.outputs - 1))
         for v, own in ahead.open.items():
-            rules = self._rules(fit, v)
+            rules = different_rules(fit, v, self.rules)
             for p, chance in own.items():
                 paths = min(self.starts, rules) * len(self._rooms(p))
                 times = paths * len(self.weights) * self.steps * chance
-                back = 1 + min(DIRECTIONS, max(1, ahead.scene.outputs - 1))
+                if ahead.case == "highest" and min(self.together, len(own)) > 1 and p == ahead.by_price(list(own))[0]:
+                    times += min(self.starts, rules) * len(self.weights) * self.steps
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
                 tried = rules * len(self.ridges) + paths * len(self.weights) * (1 + len(self.ranks))
                 ahead.add("calibration", p, calibration, tried, chance)
 
     def _best(
-        self,
-        problem: Problem,
-        variable: str,
-        tries: Sequence[tuple[Solution, int]],
-        scores: Sequence[float],
-        found: Handle | None,
-        stays: bool,
+        self, problem: Problem, variable: str, tries: Sequence[Try], found: Handle | None, stays: bool
     ) -> int | None:
         """Which try to take; None where the handle found before is better, or as good and `stays` among equals."""
-        before = -1.0 if found is None else round(float(found.chosen["calibration_score"]), 9)
-        most = round(max(scores), 9)
-        if before > most:
+        before = round(_score(found), 9)
+        most = max((round(t.score, 9) for t in tries), default=-1.0)
+        if before > most or not tries:
             return None
-        tied = [k for k, score in enumerate(scores) if round(score, 9) == most]
-        frames = [(tries[k][0].prior.place, tries[k][0].frame(tries[k][1])) for k in tied]
-        on_fit = [round(x, 9) for x in _scores(problem, variable, frames, problem.fit)]
+        tied = [k for k, t in enumerate(tries) if round(t.score, 9) == most]
+        on_fit = [round(x, 9) for x in _scores(problem, variable, [tries[k].edits for k in tied], problem.fit)]
         if found is not None and before == most:
             kept = _on_fit(problem, found)
             if kept > max(on_fit) or (stays and kept == max(on_fit)):
                 return None
-        return min(zip(on_fit, tied, strict=True), key=lambda t: (-t[0], -tries[t[1]][0].weight, tries[t[1]][1]))[1]
+        return max(zip(on_fit, tied, strict=True), key=lambda t: (t[0], tries[t[1]].order))[1]
 
-    def priors(self, fit: BankRecording, place: Place, variable: str, weights: Float[Tensor, " pairs"]) -> list[Prior]:
-        """The closed-form map of every rule and ridge at a place."""
-        base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
-        states = _states(fit, place)
-        natural = shrunk_covariance(states - states.mean(dim=0))
-        found, seen = [], list[tuple[str, ...]]()
-        for rule in self.rules:
-            shift = self._shift(fit, place, variable, rule, source - base, seen)
-            if shift is None:
-                continue
-            known, delta = shift
-            for ridge in self.ridges:
-                prior = prior_map(
-                    place, rule, ridge, natural, (source - base)[known], delta, weights[known] / weights[known].sum()
-                )
-                if prior is not None:
-                    found.append(prior)
-        return found
-
-    def _rules(self, fit: BankRecording, variable: str) -> int:
-        """How many rules differ for a variable."""
-        cells = {cell_variables(fit, variable, rule) for rule in self.rules if rule != PAIRS}
-        return len(cells) + (PAIRS in self.rules)
-
-    def _shift(
-        self,
-        fit: BankRecording,
-        place: Place,
-        variable: str,
-        rule: str,
-        difference: Float[Tensor, "pairs d"],
-        seen: list[tuple[str, ...]],
-    ) -> tuple[Int[Tensor, " known"], Float[Tensor, "known d"]] | None:
-        """δ for the pairs where it is known; None where it is not for any, or the same cells were `seen` before."""
-        if rule == PAIRS:
-            return torch.arange(len(fit)), difference * fit.bank.changed[variable].cpu().double()[:, None]
-        others = cell_variables(fit, variable, rule)
-        if others in seen:
-            return None
-        seen.append(others)
-        return cell_shift(fit, place, variable, others)
-
-    def _followed(self, priors: Sequence[Prior], scores: Sequence[float]) -> list[Prior]:
+    def _followed(self, priors: Sequence[Prior], scores: Sequence[float]) -> list[Start]:
         """The best priors of each place not far behind, no two of one rule; between equal scores the larger ridge."""
         order = sorted(range(len(priors)), key=lambda k: (-round(scores[k], 9), -priors[k].ridge, k))
         order = [k for k in order if scores[k] >= max(scores) - self.behind]
@@ -218,7 +190,34 @@ class NewtonHandles:
             here = kept.setdefault(priors[k].place, {})
             if len(here) < self.starts:
                 here.setdefault(priors[k].rule, priors[k])
-        return [p for here in kept.values() for p in here.values()]
+        return [(p,) for here in kept.values() for p in here.values()]
+
+    def _together(
+        self,
+        problem: Problem,
+        variable: str,
+        priors: Sequence[Prior],
+        scores: Sequence[float],
+        weights: Float[Tensor, " pairs"],
+        ordinary: _Ordinary,
+    ) -> list[Try]:
+        """Tries over the most promising places at once, each with a prior of one rule and ridge."""
+        best: dict[Place, float] = {}
+        for p, score in zip(priors, scores, strict=True):
+            best[p.place] = max(score, best.get(p.place, 0.0))
+        kept = sorted(best, key=lambda p: -best[p])[: self.together]
+        places = [p for p in problem.subject.places if p in kept]
+        if len(places) < 2:
+            return []
+        same: dict[tuple[str, float], list[Prior]] = {}
+        for p in priors:
+            same.setdefault((p.rule, p.ridge), []).append(p)
+        by_place = [{p.place: p for p in some} for some in same.values()]
+        starts: list[Start] = [tuple(some[at] for at in places) for some in by_place if set(places) <= set(some)]
+        with problem.clock.part("calibration"):
+            reached = _scores(problem, variable, [[p.edit for p in s] for s in starts])
+        order = sorted(range(len(starts)), key=lambda k: -round(reached[k], 9))
+        return self._solved(problem, variable, [starts[k] for k in order[: self.starts]], weights, ordinary)
 
     def _rooms(self, place: Place) -> list[int]:
         """Sizes of the subspaces that are solved in."""
@@ -226,57 +225,70 @@ class NewtonHandles:
         return [width] if width <= self.whole else sorted({min(r, width) for r in self.rooms})
 
     def _solved(
-        self, problem: Problem, variable: str, priors: Sequence[Prior], weights: Float[Tensor, " pairs"]
-    ) -> list[Solution]:
-        """A path over ρ for every prior and room."""
-        args = variable, weights, problem.readout, self
-        units = []
-        for p in priors:
-            units += [Unit(_path, slice(None), (p.place,), (p, room, *args)) for room in self._rooms(p.place)]
-        found: Iterator[list[Solution]] = run(problem.fit, units)
-        return [s for path in found for s in path]
+        self,
+        problem: Problem,
+        variable: str,
+        starts: Sequence[Start],
+        weights: Float[Tensor, " pairs"],
+        ordinary: _Ordinary,
+        needed: bool = False,
+    ) -> list[Try]:
+        """A path over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
+
+        Where everything is and a handle is `needed`, the least stretched one stays.
+        """
+        with problem.clock.part("newton"):
+            args = variable, weights, problem.readout, self
+            units = []
+            for start in starts:
+                rooms = self._rooms(max((p.place for p in start), key=lambda p: p.width))
+                at = tuple(p.place for p in start)
+                units += [Unit(_path, slice(None), at, (start, room, *args)) for room in rooms]
+            found: Iterator[list[Solution]] = run(problem.fit, units)
+            solutions = [s for path in found for s in path]
+        with problem.clock.part("calibration"):
+            tries = [(s, rank, s.edits(rank)) for s in solutions for rank in self._ranks(s)]
+            lengths = [ordinary.stretch(edits) for *_, edits in tries]
+            limit = max(self.stretch, min(lengths)) if needed else self.stretch
+            tries = [t for t, length in zip(tries, lengths, strict=True) if length <= limit]
+            scores = _scores(problem, variable, [edits for *_, edits in tries])
+            return [Try(*t, score) for t, score in zip(tries, scores, strict=True)]
 
     def _ranks(self, solution: Solution) -> list[int]:
-        most = solution.map.read.shape[1]
+        most = max(m.read.shape[1] for m in solution.maps)
         return sorted({min(k, most) for k in (*self.ranks, most)})
 
 
 @dataclass(frozen=True)
-class Prior:
-    """A closed-form map at a place, and the metric in which leaving it is measured."""
-
-    place: Place
-    rule: str
-    ridge: float
-    start: Map
-    metric: Metric
-    shifts: Float[Tensor, "d k"]
-    """Directions of the shifts that it asks for, the strongest first."""
-
-    def frame(self, m: Map) -> Frame:
-        """A map as the oblique frame of its leading directions."""
-        return _oblique(self.metric.factored(m, NEGLIGIBLE))
-
-
-@dataclass(frozen=True)
 class Solution:
-    """The map at one ρ, by singular values."""
+    """The maps at one ρ, by singular values."""
 
-    prior: Prior
+    start: Start
     weight: float
     """ρ."""
     room: int
-    map: Map
+    maps: tuple[Map, ...]
     steps: int
     loss: float
 
-    def frame(self, rank: int) -> Frame:
-        """Its `rank` leading directions."""
-        return _oblique(Map(self.map.write[:, :rank], self.map.read[:, :rank]))
+    def edits(self, rank: int) -> list[EditBatch]:
+        """The edits along the `rank` leading directions of every map."""
+        return [edit_of(p.place, m, rank) for p, m in zip(self.start, self.maps, strict=True)]
 
-    def edit(self, rank: int) -> EditBatch:
-        """The edit along these."""
-        return EditBatch(self.prior.place, self.frame(rank), torch.ones(1, rank))
+
+@dataclass(frozen=True)
+class Try:
+    """A solution cut to a rank, and its calibration score."""
+
+    solution: Solution
+    rank: int
+    edits: list[EditBatch]
+    score: float
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """The better one is larger: the score, then ρ, then the fewer directions."""
+        return round(self.score, 9), self.solution.weight, -self.rank
 
 
 class _Ordinary:
@@ -286,45 +298,24 @@ class _Ordinary:
         self.problem = problem
         self.known: dict[str, tuple[Natural, Float[Tensor, " d"]]] = {}
 
-    def stretch(self, edit: EditBatch) -> float:
-        """The median over pairs, ordinary = 1."""
-        place = edit.place
+    def stretch(self, edits: Sequence[EditBatch]) -> float:
+        """The median over pairs, ordinary = 1, at the place where it is largest."""
+        found, longest = edited_states(edits, self.problem.calibration), []
+        for edit in edits:
+            natural, mean = self._at(edit.place)
+            longest.append(float(natural.stretch(found[edit.place.name].cpu() - mean).median()))
+        return max(longest)
+
+    def _at(self, place: Place) -> tuple[Natural, Float[Tensor, " d"]]:
         if place.name not in self.known:
-            states = _states(self.problem.fit, place)
+            states = fit_states(self.problem.fit, place)
             self.known[place.name] = Natural.around(states - states.mean(dim=0)), states.mean(dim=0)
-        natural, mean = self.known[place.name]
-        return float(natural.stretch(edited_states(edit, self.problem.calibration)[0].cpu() - mean).median())
-
-
-def prior_map(
-    place: Place,
-    rule: str,
-    ridge: float,
-    natural: Float[Tensor, "d d"],
-    difference: Float[Tensor, "pairs d"],
-    shift: Float[Tensor, "pairs d"],
-    weights: Float[Tensor, " pairs"],
-) -> Prior | None:
-    """The ridge regression of the shift on the difference over weighted pairs; None where nothing is shifted."""
-    root = weights.sqrt()[:, None]
-    moment = (root * difference).T @ (root * difference)
-    mean = float(moment.diagonal().mean())
-    if not mean > 0:
-        raise PlotError(f"Base and source states are all equal at {place.name}: there is nothing to regress on.")
-    moment = moment + ridge * mean * torch.eye(len(moment), dtype=moment.dtype)
-    cross = (root * shift).T @ (root * difference)
-    # few distinct shifts make a map of low rank: keep it as factors
-    _, s, vt = torch.linalg.svd(torch.unique(root * shift, dim=0), full_matrices=False)
-    if not len(s) or not float(s[0]) > 0:
-        return None
-    write = vt[s > 1e-6 * s[0]].T
-    read = torch.linalg.solve(moment, (write.T @ cross).T)
-    return Prior(place, rule, ridge, Map(write, read), Metric.of(natural, moment), write)
+        return self.known[place.name]
 
 
 def _path(
     recording: BankRecording,
-    prior: Prior,
+    start: Start,
     room: int,
     variable: str,
     weights: Float[Tensor, " pairs"],
@@ -338,35 +329,21 @@ def _path(
     labels = recording.bank.labels[variable]
     # the passes of all blocks are kept until the last backward pass
     batch = min(stage.batch, max(1, recording.subject.responses_per_batch // 4))
-    rest = Rest.of(recording, prior.place, labels, weights, readout, batch)
-    basis = None if room == prior.place.width else leading_directions(prior, rest, room)
-    coordinates = Whitened.of(prior.start, prior.metric, basis)
+    rest = Rest.of(recording, [p.place for p in start], labels, weights, readout, batch)
+    bases = [None if room >= p.place.width else leading_directions(p, rest, room) for p in start]
+    coordinates = Coordinates(
+        tuple(Whitened.of(p.start, p.metric, basis) for p, basis in zip(start, bases, strict=True))
+    )
     found, n, right = list[Solution](), coordinates.zero, False
     for weight in stage.weights:
         end = minimise(rest, coordinates, weight, n, stage.steps)
         n = end.n
-        m = prior.metric.factored(coordinates.map(n), NEGLIGIBLE)
-        found.append(Solution(prior, weight, room, m, end.steps, end.loss))
+        maps = tuple(p.factored(m) for p, m in zip(start, coordinates.maps(n), strict=True))
+        found.append(Solution(start, weight, room, maps, end.steps, end.loss))
         if right:
             break
         right = end.right
     return found
-
-
-def leading_directions(prior: Prior, rest: Rest, room: int) -> Float[Tensor, "d room"]:
-    """An orthonormal basis of the strongest shifts (up to half of it) and of the strongest differences."""
-    shifts = prior.shifts[:, : max(1, room // 2)]
-    difference = rest.weights.sqrt()[:, None] * rest.difference
-    beyond = difference - (difference @ shifts) @ shifts.T
-    *_, vt = torch.linalg.svd(beyond, full_matrices=False)
-    basis: Tensor = torch.linalg.qr(torch.cat([shifts, vt[: room - shifts.shape[1]].T], dim=1)).Q
-    return basis
-
-
-def _states(fit: BankRecording, place: Place) -> Float[Tensor, "inputs d"]:
-    """The state of every fit input at a place."""
-    rows = torch.cat([fit.base_rows, fit.source_rows]).unique().cpu()
-    return fit.store.activations[place.name].cpu()[rows].double()
 
 
 def _balanced(fit: BankRecording, variable: str) -> Float[Tensor, " pairs"]:
@@ -377,12 +354,27 @@ def _balanced(fit: BankRecording, variable: str) -> Float[Tensor, " pairs"]:
 
 
 def _scores(
-    problem: Problem, variable: str, tries: Sequence[tuple[Place, Frame]], on: BankRecording | None = None
+    problem: Problem, variable: str, tries: Sequence[Sequence[EditBatch]], on: BankRecording | None = None
 ) -> list[float]:
-    """The score of every frame, on calibration unless another bank is given."""
+    """The score of every variant, on calibration unless another bank is given; those of one place run together."""
     bank = on or problem.calibration
     weights = pair_weights(bank, variable, problem.score)
-    return scored_frames(bank, tries, (1.0,), variable, weights, problem.readout)[:, 0].tolist()
+    found = [0.0] * len(tries)
+    single = [k for k, edits in enumerate(tries) if len(edits) == 1]
+    if single:
+        frames = [(tries[k][0].place, tries[k][0].frame) for k in single]
+        scores = scored_frames(bank, frames, (1.0,), variable, weights, problem.readout)[:, 0].tolist()
+        found = [dict(zip(single, scores, strict=True)).get(k, 0.0) for k in range(len(tries))]
+    several = [k for k, edits in enumerate(tries) if len(edits) > 1]
+    scored_several = scored_all(bank, [tries[k] for k in several], variable, weights, problem.readout)
+    for k, score in zip(several, scored_several, strict=True):
+        found[k] = float(score[0])
+    return found
+
+
+def _score(found: Handle | None) -> float:
+    """The calibration score of a handle found before."""
+    return -1.0 if found is None else float(found.chosen["calibration_score"])
 
 
 def _on_fit(problem: Problem, handle: Handle) -> float:
@@ -394,8 +386,3 @@ def _on_fit(problem: Problem, handle: Handle) -> float:
 def _exact(problem: Problem, handle: Handle) -> bool:
     """Whether a handle is right on all calibration and fit pairs, so that nothing could be better."""
     return round(float(handle.chosen["calibration_score"]), 9) == 1.0 and _on_fit(problem, handle) == 1.0
-
-
-def _oblique(m: Map) -> Frame:
-    dtype = torch.get_default_dtype()
-    return Frame.oblique(m.read.to(dtype).contiguous(), m.write.to(dtype).contiguous(), "newton")

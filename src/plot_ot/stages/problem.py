@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -80,6 +80,7 @@ class Calibration:
 
 
 Profile = Mapping[str, Mapping[str, float]]
+Capacity = Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class State:
     """Calibration scores of the whole places that were tried."""
     profile: Profile = field(default_factory=dict)
     """The best calibration score of all that was tried inside each place, by variable and place."""
+    capacity: Capacity = field(default_factory=dict)
+    """The best calibration score of all that was tried with each number of directions, by variable and number."""
     trail: tuple[State, ...] = ()
     """The states in which each localization stage left its couplings, and what was made of them."""
 
@@ -104,15 +107,25 @@ class State:
         return cls(dict.fromkeys(problem.variables, problem.subject.places))
 
 
-def best_of(*profiles: Profile) -> Profile:
-    """Several profiles as one: of every place the best score."""
-    found: dict[str, dict[str, float]] = {}
+Key = TypeVar("Key")
+
+
+def best_of(*profiles: Mapping[str, Mapping[Key, float]]) -> Mapping[str, Mapping[Key, float]]:
+    """Several profiles (or capacities) as one: of every place (or number of directions) the best score."""
+    found: dict[str, dict[Key, float]] = {}
     for profile in profiles:
         for variable, scores in profile.items():
-            mine = found.setdefault(variable, {})
-            for place, score in scores.items():
-                mine[place] = max(score, mine.get(place, score))
+            before = found.get(variable, {})
+            found[variable] = best_by([*before, *scores], [*before.values(), *scores.values()])
     return found
+
+
+def best_by(keys: Iterable[Key], scores: Iterable[float]) -> dict[Key, float]:
+    """The best score under each key."""
+    best: dict[Key, float] = {}
+    for key, score in zip(keys, scores, strict=True):
+        best[key] = max(score, best.get(key, score))
+    return best
 
 
 STAGES = {
@@ -140,7 +153,8 @@ def stage_name(stage: Stage) -> str:
 def advance(problem: Problem, state: State, stage: Stage) -> State:
     """Take a stage, and keep what it tried besides what it chose.
 
-    A stage that ends in handles says in `chosen["by_support"]` how the best handle of every place did on calibration.
+    A stage that ends in handles says in `chosen["by_support"]` how the best handle of every place did on calibration,
+    and in `chosen["by_size"]` how the best one of every number of directions did.
     """
     if stage_name(stage):
         announce(stage_name(stage))
@@ -148,7 +162,12 @@ def advance(problem: Problem, state: State, stage: Stage) -> State:
     names = {p.name for p in problem.subject.places}
     fresh = {v: h for v, h in after.handles.items() if h is not state.handles.get(v)}
     tried = {v: {p: s for p, s in h.chosen.get("by_support", {}).items() if p in names} for v, h in fresh.items()}
-    return replace(after, profile=best_of(state.profile, after.profile, tried))
+    sizes = {v: {int(n): s for n, s in h.chosen.get("by_size", {}).items()} for v, h in fresh.items()}
+    for v, h in fresh.items():
+        if "calibration_score" in h.chosen:
+            sizes[v].setdefault(h.size, float(h.chosen["calibration_score"]))
+    capacity = best_of(state.capacity, after.capacity, sizes)
+    return replace(after, profile=best_of(state.profile, after.profile, tried), capacity=capacity)
 
 
 class Stage(Protocol):

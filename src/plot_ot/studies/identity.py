@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.files.unit_files import digest
+from plot_ot.files.seals import digest
 from plot_ot.files.writing import Json
 from plot_ot.methods import Method
 from plot_ot.studies.prepared import Prepared, Sweep

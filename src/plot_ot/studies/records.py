@@ -121,8 +121,11 @@ def bank_note(key: Json, calibration: BankRecording, variables: tuple[str, ...],
     """How many pairs there are to choose by, and the places that were searched."""
     bank = calibration.bank
     sensitive = {v: int(bank.changed[v].sum()) for v in variables}
+    causal = bank.causal
+    known = {v: {"meaning": causal.meanings.get(v, ""), "parents": causal.mechanisms[v].parents} for v in variables}
     return {
         **key,
+        "variables": known,
         "calibration": {"pairs": len(bank), "sensitive": sensitive},
         "places": [_described(p) for p in places],
     }

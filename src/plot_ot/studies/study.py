@@ -11,6 +11,7 @@ from plot_ot.engine import Engine, InProcess, record_shared
 from plot_ot.engine.watching import announce
 from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
+from plot_ot.judging.capacity import Capacity
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Bootstrap
 from plot_ot.judging.judges import Judge
@@ -89,6 +90,9 @@ class Study:
             found = self.judge.verdicts(method, state, random_method)
             unit["verdicts"] = [{**key, **v.as_row()} for v in found]
             unit["runtimes"][0]["controls"] = self.judge.seconds - before
+        for row in unit["selection"]:
+            v, control = row["variable"], self.judge.capacity if method.kind.judged else {}
+            row["capacity"] = Capacity.of(v, state.capacity.get(v, {}), control.get(v)).as_row()
         return unit, handles
 
     def control_unit(self) -> Json:
@@ -159,7 +163,5 @@ class Study:
         return float(correct(recording, handle, self.problem.readout).double().mean())
 
     def _examples(self, key: Json, handle: Handle) -> list[Json]:
-        wording = self.prepared.wording
-        if wording is None:
-            return []
-        return example_rows(key, handle, self.tests[handle.variable, "sensitivity"], wording, self.problem.readout)
+        recording = self.tests[handle.variable, "sensitivity"]
+        return example_rows(key, handle, recording, self.prepared.wording, self.problem.readout)

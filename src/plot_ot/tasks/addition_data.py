@@ -55,6 +55,7 @@ def causal_model(bits: int = 4) -> CausalModel:
         mechanisms=mechanisms,
         output="y",
         variables=[f"C{i}" for i in range(1, bits)],
+        meanings={f"C{i}": f"the carry into bit {i}" for i in range(1, bits)},
     )
 
 

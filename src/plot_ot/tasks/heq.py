@@ -46,6 +46,7 @@ def causal_model() -> CausalModel:
             "y": lambda z_WX, z_YZ: z_WX == z_YZ,
         },
         output="y",
+        meanings={"z_WX": "whether W equals X", "z_YZ": "whether Y equals Z"},
     )
 
 

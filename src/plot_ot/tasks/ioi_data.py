@@ -91,6 +91,7 @@ def causal_model() -> CausalModel:
         },
         output="name",
         variables=VARIABLES,
+        meanings={"name_position": "which of the two names is not repeated", "name_token": "that name"},
     )
 
 

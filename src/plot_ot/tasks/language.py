@@ -58,17 +58,29 @@ HINTS = ("paper", "practice")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-_loaded: WeakValueDictionary[tuple[str | None, ...], LanguageModel] = WeakValueDictionary()
+_loaded: WeakValueDictionary[tuple[object, ...], LanguageModel] = WeakValueDictionary()
 """Models that some task holds: the next task that names one shares it, and it goes with the last of them."""
 
 
 def load(model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None) -> LanguageModel:
-    """A model by name, tiny or not; shared with other tasks while one of them holds it."""
+    """A model by name, tiny or not; shared with other tasks while one of them holds it.
+
+    A directory or file in which something was replaced is another model.
+    """
     key = model, adapter, dtype, device, revision
-    found = _loaded.get(key)
+    stamped = *key, _stamp(model), _stamp(adapter)
+    found = _loaded.get(stamped)
     if found is None:
-        found = _loaded[key] = _load(*key)
+        found = _loaded[stamped] = _load(*key)
     return found
+
+
+def _stamp(place: str | None) -> tuple[object, ...]:
+    """The files of a local model as they are now, without reading them; nothing for a model by name."""
+    path = Path(place).expanduser() if place else Path("nowhere at all")
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    told = [(p.name, p.stat()) for p in files if p.is_file()]
+    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in told)
 
 
 def _load(

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from plot_ot.files.privacy import shared_path
-from plot_ot.files.unit_files import digest
+from plot_ot.files.seals import digest
 from plot_ot.models.vocabulary import LEXICON, Lexicon
 from plot_ot.studies.identity import tensor_bytes
 from plot_ot.subjects.decoder.subject import Encode

@@ -87,6 +87,7 @@ def causal_model() -> CausalModel:
         },
         output="letter",
         variables=VARIABLES,
+        meanings={"answer_pointer": "which line has the right answer", "answer_token": "the letter of that line"},
     )
 
 

@@ -10,6 +10,13 @@ const controls = tested.filter((m) => m.kind === "control");
 const narrow = () => root.clientWidth < 640;
 const tone = (m) => colour(m.name === picked.method ? "vermillion" : KINDS[m.kind]);
 
+// The range of an axis of accuracies: never so short that noise looks like a cliff, and not far beyond 1.
+function accuracyRange(values, least = 0.2) {
+  const known = values.filter((x) => typeof x === "number");
+  const high = Math.min(1.02, Math.max(...known) + 0.02), low = Math.min(Math.min(...known) - 0.02, high - least);
+  return [Math.max(-0.02, low), high];
+}
+
 function rowAxis(names) {
   return { tickvals: names.map((_, k) => k), ticktext: names.map((n) => safe(n)), autorange: "reversed", showgrid: false, zeroline: false, ticklabelstandoff: 6 };
 }
@@ -26,8 +33,8 @@ charts.accuracy = () => {
     { type: "scatter", mode: "markers", name: "a seed", x: dots.x, y: dots.y, hovertext: dots.text, hoverinfo: "text", marker: { size: 6, color: colour("grey"), opacity: 0.45 } },
     { type: "scatter", mode: "markers", name: "mean", x: own.map((m) => m.accuracy.mean), y: own.map((_, k) => k), hoverinfo: "text",
       hovertext: own.map((m) => `${safe(m.name)}: ${fixed(m.accuracy.mean)} ± ${fixed(m.accuracy.sd)}`), marker: { size: 12, color: own.map(tone) } },
-    { type: "scatter", mode: "markers", name: "full patch at the same places", x: own.map((m) => m.full_patch), y: own.map((_, k) => k), hoverinfo: "text",
-      hovertext: own.map((m) => `full patch at the places of ${safe(m.name)}: ${fixed(m.full_patch)}`), marker: { size: 10, symbol: "diamond-open", color: colour("ink"), line: { width: 1.5 } } },
+    { type: "scatter", mode: "markers", name: "whole place swapped", x: own.map((m) => m.full_patch), y: own.map((_, k) => k), hoverinfo: "text",
+      hovertext: own.map((m) => `whole places of ${safe(m.name)} swapped: ${fixed(m.full_patch)}`), marker: { size: 10, symbol: "diamond-open", color: colour("ink"), line: { width: 1.5 } } },
   ];
   const dashes = ["dash", "dot"];
   const shapes = controls.map((m, k) => ({ type: "line", x0: m.accuracy.mean, x1: m.accuracy.mean, y0: 0, y1: 1, yref: "paper", line: { color: colour("muted"), width: 1.2, dash: dashes[k] } }));
@@ -35,9 +42,9 @@ charts.accuracy = () => {
   const low = Math.min(...tested.map((m) => m.accuracy.mean), ...dots.x);
   return {
     traces,
-    layout: { height: 90 + 30 * own.length, shapes, margin: { l: 8, r: 16, t: narrow() ? 76 : 40, b: 8 }, yaxis: { ...rowAxis(own.map((m) => m.name)), range: [own.length - 0.5, -0.5], autorange: false },
+    layout: { height: 130 + 30 * own.length, shapes, margin: { l: 8, r: 16, t: narrow() ? 76 : 40, b: 44 }, yaxis: { ...rowAxis(own.map((m) => m.name)), range: [own.length - 0.5, -0.5], autorange: false },
       xaxis: { range: [Math.max(-0.02, low - 0.05), 1.015], title: { text: "average exact accuracy" } } },
-    rows: [["method", "kind", "mean", "sd over seeds", "full patch", ...data.seeds.map((s) => `seed ${s}`)],
+    rows: [["method", "kind", "mean", "sd over seeds", "whole place swapped", ...data.seeds.map((s) => `seed ${s}`)],
       ...tested.map((m) => [m.name, m.kind, m.accuracy.mean, m.accuracy.sd, m.full_patch, ...data.seeds.map((s) => m.accuracy.seeds[s] ?? null)])],
   };
 };
@@ -72,7 +79,7 @@ charts.stretch = (figure) => {
   const byStretch = [...points].sort((a, b) => a.stretch - b.stretch);
   const front = byStretch.filter((p, k) => byStretch.slice(0, k).every((q) => q.accuracy < p.accuracy));
   const logs = points.map((p) => Math.log10(p.stretch)), scores = points.map((p) => p.accuracy);
-  const spans = { x: padded(Math.min(...logs, -0.05), Math.max(...logs, 0.05), 0.08), y: padded(Math.min(...scores), Math.max(...scores), 0.1) };
+  const spans = { x: padded(Math.min(...logs, -0.05), Math.max(...logs, 0.05), 0.08), y: accuracyRange(scores) };
   const order = points.map((p, k) => [p, k]).sort(([a], [b]) => Number(b.name === picked.method) - Number(a.name === picked.method) || Number(front.includes(b)) - Number(front.includes(a)));
   const placed = [];
   placeLabels(order.map(([p]) => ({ x: p.stretch, y: p.accuracy, label: p.name })), spans, (figure.clientWidth || 900) - 80, 250).forEach((where, k) => { placed[order[k][1]] = where; });
@@ -89,53 +96,73 @@ charts.stretch = (figure) => {
 };
 
 charts.capacity = () => {
-  const handles = data.naturalness.filter((h) => h.size > 0);
-  if (distinct(handles.map((h) => h.size)).length < 2) return "All handles of this run have the same size.";
-  const names = distinct(handles.map((h) => h.variable));
-  const group = (name, mine, main, size) => ({
-    type: "scatter", mode: "markers", name, x: mine.map((h) => h.size), y: mine.map((h) => h.accuracy), hoverinfo: "text",
-    hovertext: mine.map((h) => `${safe(h.method)}, ${safe(h.variable)}, seed ${h.seed}<br>${h.size} direction${h.size === 1 ? "" : "s"}<br>accuracy ${fixed(h.accuracy)}`),
-    marker: { size, color: main, opacity: 0.8, symbol: mine.map((h) => SYMBOLS[names.indexOf(h.variable) % SYMBOLS.length]), line: { width: 1, color: colour("bg") } },
+  const mine = at("capacity");
+  if (!mine) return `${picked.method} has no accuracy by number of directions in seed ${picked.seed}.`;
+  const palette = ["blue", "orange", "green", "purple", "sky", "vermillion"].map(colour);
+  const rows = [["variable", "directions", "accuracy", "shuffled values"]], traces = [];
+  Object.entries(mine).forEach(([v, c], k) => {
+    const main = palette[k % palette.length], line = { type: "scatter", x: c.sizes, hoverinfo: "text" };
+    traces.push({ ...line, mode: "lines+markers", name: safe(v), y: c.accuracy, line: { color: main, width: 2.5 }, marker: { color: main, size: c.sizes.map((n) => (n === c.taken ? 14 : 6)) },
+      hovertext: c.sizes.map((n, i) => `${safe(v)}, ${n} direction${n === 1 ? "" : "s"}<br>accuracy ${fixed(c.accuracy[i])}${n === c.taken ? "<br>the handle's size" : ""}`) });
+    if (c.shuffled) traces.push({ ...line, mode: "lines", name: `${safe(v)}, shuffled values`, y: c.shuffled, line: { color: main, width: 1.5, dash: "dash" }, hovertext: c.sizes.map((n, i) => `${safe(v)} shuffled, ${n} direction${n === 1 ? "" : "s"}<br>accuracy ${fixed(c.shuffled[i])}`) });
+    c.sizes.forEach((n, i) => rows.push([v, n, c.accuracy[i], c.shuffled?.[i] ?? null]));
   });
-  const others = handles.filter((h) => h.method !== picked.method);
-  const traces = Object.entries({ transport: "transport", das: "DAS", baseline: "baselines" }).map(([kind, name]) => group(name, others.filter((h) => kindOf[h.method] === kind), colour(KINDS[kind]), 8));
-  traces.push(group(picked.method, handles.filter((h) => h.method === picked.method), colour("vermillion"), 11));
+  const sizes = distinct(Object.values(mine).flatMap((c) => c.sizes)).sort((x, y) => x - y);
   return {
-    traces: traces.filter((t) => t.x.length),
-    layout: { height: 340, margin: { l: 8, r: 16, t: narrow() ? 76 : 34, b: 8 }, xaxis: { type: "log", title: { text: "directions the handle takes, logarithmic" }, exponentformat: "none", dtick: "D2" }, yaxis: { title: { text: "exact accuracy of the handle" } } },
-    rows: [["seed", "method", "variable", "directions", "accuracy", "stretch"], ...handles.map((h) => [h.seed, h.method, h.variable, h.size, h.accuracy, h.stretch])],
+    traces,
+    layout: { height: 360, margin: { l: 8, r: 16, t: narrow() ? 76 : 34, b: 44 }, xaxis: { type: "log", title: { text: "directions, logarithmic" }, exponentformat: "none", tickvals: sizes, ticktext: sizes.map(String) }, yaxis: { title: { text: "accuracy" }, range: [-0.02, 1.03] } },
+    rows,
   };
 };
 
 charts.profile = () => {
   const mine = at("profile");
   if (!mine) return `${picked.method} tried no single place on calibration pairs in seed ${picked.seed}.`;
-  const rows = [["variable", "place", "token", "layer", "best calibration score", "low", "high", "told from the best"]];
-  const palette = ["blue", "orange", "green", "purple", "sky", "vermillion"].map(colour);
-  const traces = [];
+  const rows = [["variable", "place", "token", "layer", "best calibration accuracy", "low", "high", "told from the best"]];
+  Object.entries(mine).forEach(([v, { places }]) => places.forEach(([place, token, layer, score, low, high, best, asGood]) => rows.push([v, place, token, layer, score, low, high, best ? "best" : asGood ? "no" : "yes"])));
+  const every = Object.values(mine).flatMap(({ places }) => places);
+  const tokens = distinct(every.map((t) => t[1])), layers = distinct(every.map((t) => t[2])).sort((x, y) => x - y);
+  const grid = distinct(every.map((t) => t[0])).length > Math.max(tokens.length, layers.length); // else one place per token or layer
+  const made = grid ? profileGrid(mine, tokens, layers) : profileLine(mine);
+  return { ...made, rows };
+};
+
+const tried = (v, t) => `${safe(v)} in ${safe(t[0])}<br>best calibration accuracy ${percent(t[3])} [${percent(t[4])}, ${percent(t[5])}]${t[6] ? "<br>the best place" : t[7] ? "<br>these pairs cannot tell it from the best place" : ""}`;
+
+// Layers by tokens, a panel per variable: the number stands in every cell that was tried; the best ones are framed.
+function profileGrid(mine, tokens, layers) {
+  const lines = Object.entries(mine).map(([v, { places }]) => {
+    const cell = (layer, token) => places.filter((t) => t[2] === layer && t[1] === token).sort((a, b) => b[3] - a[3])[0];
+    const grid = layers.map((layer) => tokens.map((token) => cell(layer, token)));
+    return { title: v, note: `best: ${places.find((t) => t[6])?.[0] ?? "–"}`, xtitle: "token", x: tokens, y: layers.map((n) => `layer ${n}`), absolute: true, marked: grid.map((row) => row.map((t) => Boolean(t && (t[6] || t[7])))),
+      z: grid.map((row) => row.map((t) => t?.[3] ?? null)), said: grid.map((row) => row.map((t) => (t ? percent(t[3]) : ""))), text: grid.map((row) => row.map((t) => (t ? tried(v, t) : "not tried"))) };
+  });
+  return panels(pairsOf(lines), { cell: 24 });
+}
+
+// One token: accuracy over layers, with intervals; filled marks are the best place and those that are not told from it.
+function profileLine(mine) {
+  const palette = ["blue", "orange", "green", "purple", "sky", "vermillion"].map(colour), traces = [];
   const order = []; // places in the network's order, whichever variables tried them
   Object.values(mine).forEach(({ places }) => places.forEach(([place, , layer]) => { if (!order.some(([p]) => p === place)) order.push([place, layer]); }));
   order.sort((a, b) => a[1] - b[1]);
   const names = order.map(([p]) => p), where = Object.fromEntries(names.map((p, k) => [p, k]));
-  Object.entries(mine).forEach(([v, { said, places }], k) => {
-    const main = palette[k % palette.length], shift = 0.12 * (k - (Object.keys(mine).length - 1) / 2);
-    places.forEach(([place, token, layer, score, low, high, best, asGood]) => rows.push([v, place, token, layer, score, low, high, best ? "best" : asGood ? "no" : "yes"]));
+  Object.entries(mine).forEach(([v, { places }], k) => {
+    const main = palette[k % palette.length], shift = 0.08 * (k - (Object.keys(mine).length - 1) / 2);
     traces.push({
-      type: "scatter", mode: "markers", name: `${safe(v)}: ${safe(said)}`, x: places.map(([p]) => where[p] + shift), y: places.map((t) => t[3]), hoverinfo: "text",
-      hovertext: places.map((t) => `${safe(v)} in ${safe(t[0])}<br>best calibration score ${fixed(t[3])} [${fixed(t[4])}, ${fixed(t[5])}]${t[6] ? "<br>the best place" : t[7] ? "<br>not told from the best place by these pairs" : ""}`),
+      type: "scatter", mode: "lines+markers", name: safe(v), x: places.map(([p]) => where[p] + shift), y: places.map((t) => t[3]), hoverinfo: "text", hovertext: places.map((t) => tried(v, t)), line: { color: main, width: 1, dash: "dot" },
       error_y: { type: "data", symmetric: false, array: places.map((t) => t[5] - t[3]), arrayminus: places.map((t) => t[3] - t[4]), color: main, thickness: 1, width: 0 },
-      marker: { size: 10, color: main, symbol: places.map((t) => (t[6] || t[7] ? "circle" : "circle-open")), line: { width: 2, color: main } },
+      marker: { size: 10, color: places.map((t) => (t[6] || t[7] ? main : colour("bg"))), line: { width: 2, color: main } },
     });
   });
-  const step = Math.max(1, Math.ceil(names.length / (narrow() ? 6 : 16))), short = shortNames(names);
+  const step = Math.max(1, Math.ceil(names.length / (narrow() ? 6 : 16)));
   const labelled = names.map((_, k) => k).filter((k) => k % step === 0);
   return {
     traces,
-    layout: { height: 300 + 22 * traces.length, margin: { l: 8, r: 16, t: 16 + 22 * traces.length, b: 8 }, legend: { orientation: "v", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
-      xaxis: { tickvals: labelled, ticktext: labelled.map((k) => safe(clipped(short[k], 120))), range: [-0.6, names.length - 0.4], showgrid: false }, yaxis: { title: { text: "best calibration score" }, range: [-0.02, 1.04] } },
-    rows,
+    layout: { height: 320, margin: { l: 8, r: 16, t: narrow() ? 60 : 34, b: 8 }, showlegend: traces.length > 1,
+      xaxis: { tickvals: labelled, ticktext: labelled.map((k) => safe(clipped(names[k], 120))), range: [-0.5, names.length - 0.5], showgrid: false }, yaxis: { title: { text: "best calibration accuracy" }, range: [-0.02, 1.04] } },
   };
-};
+}
 
 charts.runtime = () => {
   const timed = (data.methods ?? []).filter((m) => m.seconds.mean !== null);
@@ -148,7 +175,7 @@ charts.runtime = () => {
   const annotations = timed.map((m, k) => ({ x: m.seconds.mean, y: k, text: `${fixed(m.seconds.mean, 2)} s`, showarrow: false, xanchor: "left", xshift: 5, font: { size: 12, color: colour("muted") } }));
   return {
     traces,
-    layout: { barmode: "stack", bargap: 0.35, height: 100 + 27 * timed.length, annotations, margin: { l: 8, r: 56, t: narrow() ? 60 : 34, b: 8 },
+    layout: { barmode: "stack", bargap: 0.35, height: 130 + 27 * timed.length, annotations, margin: { l: 8, r: 56, t: narrow() ? 60 : 34, b: 44 },
       yaxis: rowAxis(timed.map((m) => m.name)), xaxis: { title: { text: "seconds per seed" }, rangemode: "tozero" } },
     rows: [["method", ...parts, "total", "sd over seeds"], ...timed.map((m) => [m.name, ...parts.map((p) => m.parts[p] ?? 0), m.seconds.mean, m.seconds.sd])],
   };
@@ -178,7 +205,7 @@ charts.frontier = (figure) => {
   const paper = data.published?.points ?? [];
   const marks = [...points.map((m) => ({ x: m.seconds.mean, y: m.accuracy.mean, label: m.name, first: m.name === picked.method ? 2 : Number(front.includes(m)) })), ...paper.map((p) => ({ x: p.seconds, y: p.accuracy, label: `paper: ${p.method}`, first: 1 }))];
   const times = marks.map((m) => Math.log10(m.x)), scores = marks.map((m) => m.y);
-  const spans = { x: padded(Math.min(...times), Math.max(...times), 0.08), y: padded(Math.min(...scores), Math.max(...scores), 0.1) };
+  const spans = { x: padded(Math.min(...times), Math.max(...times), 0.08), y: accuracyRange(scores) };
   const order = marks.map((m, k) => [m, k]).sort(([a], [b]) => b.first - a.first); // what is picked, the frontier and the paper are named first
   const placed = [];
   placeLabels(order.map(([m]) => m), spans, (figure.clientWidth || 900) - 80, 300).forEach((where, k) => { placed[order[k][1]] = where; });
@@ -223,7 +250,7 @@ charts.sweep = () => {
   const scales = distinct(sweeps.map((s) => greek[s.parameter] ?? s.parameter)).join(", ");
   return {
     traces,
-    layout: { height: 360, margin: { l: 8, r: 16, t: narrow() ? 76 : 40, b: 8 }, xaxis: { type: "log", title: { text: scales }, exponentformat: "none", tickvals: sweeps[0].points.map((p) => p.value), ticktext: sweeps[0].points.map((p) => String(p.value)) }, yaxis: { title: { text: "average exact accuracy" } } },
+    layout: { height: 360, margin: { l: 8, r: 16, t: narrow() ? 76 : 40, b: 8 }, xaxis: { type: "log", title: { text: scales }, exponentformat: "none", tickvals: sweeps[0].points.map((p) => p.value), ticktext: sweeps[0].points.map((p) => String(p.value)) }, yaxis: { title: { text: "average exact accuracy" }, range: accuracyRange(sweeps.flatMap((s) => s.points.flatMap((p) => [p.mean - p.sd, p.mean + p.sd, p.calibration]))) } },
     rows: [["parameter", "method", "value", "accuracy", "sd", "calibration", "flags"], ...sweeps.flatMap((s) => s.points.map((p) => [s.parameter, s.method, p.value, p.mean, p.sd, p.calibration, p.flags.join("; ")]))],
   };
 };
@@ -250,33 +277,35 @@ function grid(menu, values) {
 }
 
 // Heatmaps in rows; each is divided by its own largest value, and hovering shows the value itself.
-function panels(lines, { cell = 26, top = 30 } = {}) {
+function panels(lines, { cell = 26, top = 8 } = {}) {
   const rows = narrow() ? lines.flat().map((p) => [p]) : lines;
-  const gap = 74;
+  const full = Math.min(root.clientWidth - 40, 1080), titled = 44, below = 46;
   const heights = rows.map((row) => { const n = Math.max(...row.map((p) => p.z.length)); return Math.max(34, n * (n > 30 ? 10 : cell)); });
-  const total = sum(heights) + gap * rows.length + top;
-  const layout = { height: total, margin: { l: 8, r: 8, t: top + 22, b: 24 }, annotations: [], showlegend: false };
-  const inner = total - layout.margin.t - layout.margin.b;
+  const total = sum(heights) + (titled + below) * rows.length + top;
+  const layout = { height: total, margin: { l: 8, r: 8, t: top + titled, b: below }, annotations: [], shapes: [], showlegend: false };
+  const inner = total - layout.margin.t - layout.margin.b, gap = titled + below;
   const traces = [];
   let y1 = 1;
   rows.forEach((row, r) => {
     const y0 = Math.max(0, y1 - heights[r] / inner);
     row.forEach((p, c) => {
       const id = traces.length ? String(traces.length + 1) : "";
-      const labels = c ? (16 + 7.2 * Math.max(...p.y.map((y) => y.length))) / Math.min(root.clientWidth - 40, 1080) : 0;
+      const labels = c ? (16 + 7.2 * Math.max(...p.y.map((y) => y.length))) / full : 0;
       const domain = [c / row.length + labels, (c + 1) / row.length - (c < row.length - 1 ? 0.02 : 0)];
-      const most = Math.max(...p.z.flat().filter((v) => v !== null).map(Math.abs), 0);
-      traces.push({ type: "heatmap", xaxis: `x${id}`, yaxis: `y${id}`, z: p.z.map((line) => line.map((v) => (v === null ? null : Math.abs(v) / (most || 1)))), text: p.text, hoverinfo: "text", zmin: 0, zmax: 1, colorscale: heatScale(), showscale: false, xgap: p.z[0].length <= 64 ? 1.5 : 0, ygap: 1.5, hoverongaps: false });
+      const pixels = (domain[1] - domain[0]) * full;
+      const most = p.absolute ? 1 : Math.max(...p.z.flat().filter((v) => v !== null).map(Math.abs), 0);
+      const said = p.said && pixels / p.z[0].length > 38;
+      traces.push({ type: "heatmap", xaxis: `x${id}`, yaxis: `y${id}`, z: p.z.map((line) => line.map((v) => (v === null ? null : Math.abs(v) / (most || 1)))), hovertext: p.text, hoverinfo: "text", ...(said ? { text: p.said, texttemplate: "%{text}", textfont: { size: 11 } } : {}), zmin: 0, zmax: 1, colorscale: heatScale(), showscale: false, xgap: p.z[0].length <= 64 ? 1.5 : 0, ygap: 1.5, hoverongaps: false });
+      (p.marked ?? []).forEach((line, i) => line.forEach((on, j) => { if (on) layout.shapes.push({ type: "rect", xref: `x${id}`, yref: `y${id}`, x0: j - 0.5, x1: j + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: colour("vermillion"), width: 2 } }); }));
       const names = p.x ? shortNames(p.x) : [];
       const longest = Math.max(1, ...names.map((name) => name.length));
-      const room = Math.max(2, Math.floor(((domain[1] - domain[0]) * Math.min(root.clientWidth, 1080)) / (longest * 7.5 + 12)));
+      const room = Math.max(2, Math.floor(pixels / (longest * 7.5 + 12)));
       const step = p.x ? Math.max(1, Math.ceil(p.x.length / room)) : 1;
       layout[`xaxis${id}`] = { domain, anchor: `y${id}`, showgrid: false, title: { text: safe(p.xtitle ?? ""), font: { size: 11.5, color: colour("muted") }, standoff: 4 },
         ...(p.x ? { tickvals: p.x.map((_, i) => i).filter((i) => i % step === 0), ticktext: names.filter((_, i) => i % step === 0).map(safe), tickangle: 0 } : { tick0: 0, dtick: Math.max(1, Math.round(p.z[0].length / 10)) }) };
       layout[`yaxis${id}`] = { domain: [y0, y1], anchor: `x${id}`, tickvals: p.y.map((_, i) => i), ticktext: p.y.map(safe), autorange: "reversed", showgrid: false };
-      const pixels = (domain[1] - domain[0]) * Math.min(root.clientWidth - 40, 1080);
-      const note = p.note ? clipped(p.note, pixels - 60 - 8.5 * p.title.length, 6.9) : "";
-      layout.annotations.push({ text: `<b>${safe(p.title)}</b>  <span style="color:${colour("muted")}">${safe(note)}</span>`, x: domain[0], y: y1, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { size: 13 }, align: "left" });
+      const lead = wrapped(p.title, pixels, 8)[0] ?? "", note = wrapped(p.note ?? "", pixels, 6.6)[0] ?? "";
+      layout.annotations.push({ text: `<b>${safe(lead)}</b>${note ? `<br><span style="color:${colour("muted")}">${safe(note)}</span>` : ""}`, x: domain[0], y: y1, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { size: 12.5 }, align: "left" });
     });
     y1 = y0 - gap / inner;
   });
@@ -310,21 +339,21 @@ charts.coupling = (figure) => {
   const calibrated = shown.some(([, s]) => s.after);
   if (same && !grids[0].y[0]) { // all variables over the same list of sites: one matrix
     const names = data.menus[shown[0][1].menu].names;
-    const matrix = (key, word, title) => ({ title, z: shown.map(([, s]) => s[key] ?? s.before.map(() => null)), text: shown.map(([v, s]) => hover(v, s, s[key] ?? s.before.map(() => null), word)), x: names, y: shown.map(([v]) => v), note: shown[0][1].setting });
-    list.push([matrix("before", "mass", "before calibration"), ...(calibrated ? [{ ...matrix("after", "weight", "after calibration"), note: "" }] : [])]);
+    const matrix = (key, word, title, some) => ({ title, z: some.map(([, s]) => s[key]), text: some.map(([v, s]) => hover(v, s, s[key], word)), x: names, y: some.map(([v]) => v), note: some[0][1].setting });
+    list.push([matrix("before", "mass", "mass", shown), ...(calibrated ? [{ ...matrix("after", "weight", "weights that calibration took", shown.filter(([, s]) => s.after)), note: "" }] : [])]);
   } else {
     shown.forEach(([v, s], i) => {
       const menu = data.menus[s.menu];
       const g = grids[i], t = grid(menu, hover(v, s, s.before, "mass"));
-      const line = [{ title: v, note: `before calibration · ${s.setting}`, z: g.z, text: t.z, x: g.x, y: g.y, xtitle: s.title }];
+      const line = [{ title: v, note: `mass · ${s.setting}`, z: g.z, text: t.z, x: g.x, y: g.y, xtitle: s.title }];
       list.push(line);
       if (s.after) {
         const after = grid(menu, s.after), said = grid(menu, hover(v, s, s.after, "weight"));
-        line.push({ title: v, note: "after calibration", z: after.z, text: said.z, x: after.x, y: after.y, xtitle: s.title });
+        line.push({ title: v, note: "weights that calibration took", z: after.z, text: said.z, x: after.x, y: after.y, xtitle: s.title });
       }
     });
   }
-  return { ...panels(calibrated ? list : pairsOf(list.flat())), rows };
+  return { ...panels(list.every((line) => line.length === 1) ? pairsOf(list.flat()) : list), rows };
 };
 
 function stageButtons(figure, depth) {
@@ -351,10 +380,10 @@ charts.handle = () => {
   };
   for (const [v, { edits }] of Object.entries(mine)) {
     const line = [], turned = edits.some((e) => e.own), oblique = edits.some((e) => e.writes);
-    add(line, v, edits, "native", turned ? (oblique ? "neurons it reads" : "in the neurons' basis (row norms)") : "gains of the neurons", "neuron");
-    if (oblique) add(line, v, edits, "writes", "neurons it writes", "neuron");
+    add(line, v, edits, "native", turned ? (oblique ? "where it reads" : "where it reads and writes") : "gains of the neurons", "neuron");
+    if (oblique) add(line, v, edits, "writes", "where it writes", "neuron");
     const basis = { pca: "principal component", das: "rotated coordinate" }[edits.find((e) => e.own)?.basis] ?? "direction";
-    add(line, v, edits, "own", `in its own basis (${basis}s)`, basis);
+    if (turned && !oblique && distinct(edits.flatMap((e) => e.own ?? [])).length > 1) add(line, v, edits, "own", `gains of its ${basis}s`, basis);
     list.push(line);
   }
   return { ...panels(list.every((line) => line.length === 1) ? pairsOf(list.flat()) : list, { cell: 30 }), rows };

@@ -84,6 +84,7 @@ async function draw(figure) {
   const sentence = typeof built === "string";
   figure.querySelector("figcaption").hidden = sentence;
   plot.classList.toggle("empty", sentence);
+  plot.style.height = "";
   figure.built = sentence ? null : built;
   if (sentence) {
     if (plot.data) Plotly.purge(plot);

@@ -15,8 +15,9 @@ function row(r) {
   head.append(link);
   const state = made("td", r.state, { class: "left" });
   if (r.state !== "finished" && r.expected) {
-    const bar = made("progress", "", { max: r.expected, value: r.units, title: `${r.units} of ${r.expected} units of work` });
-    state.append(" ", bar, ` ${Math.min(100, Math.round((100 * r.units) / r.expected))} %`);
+    const share = `${Math.min(100, Math.round((100 * r.units) / r.expected))} %`;
+    if (r.state === "running") state.append(" ", made("progress", "", { max: r.expected, value: r.units, title: `${r.units} of ${r.expected} units of work` }), ` ${share}`);
+    else state.append(` at ${share}`);
   }
   const accuracy = r.accuracy === null ? "–" : r.accuracy.toFixed(3) + (r.sd === null ? "" : ` ± ${r.sd.toFixed(3)}`);
   line.append(head, made("td", r.task ?? "–", { class: "left" }), made("td", r.model || "–", { class: "left" }), made("td", r.started.slice(0, 16).replace("T", " ") || "–", { class: "left" }), state,
@@ -27,7 +28,7 @@ function row(r) {
 function show(rows) {
   body.replaceChildren(...rows.map(row));
   document.getElementById("none").hidden = rows.length > 0;
-  return rows.some((r) => r.state === "going on");
+  return rows.some((r) => r.state === "running");
 }
 
 async function look() {

@@ -6,7 +6,9 @@ function pick(change) {
   const judged = new Set([...document.querySelectorAll(".cards[data-method]")].map((c) => c.dataset.method));
   const shown = judged.has(picked.method) ? picked.method : data.best;
   for (const cards of document.querySelectorAll("[data-method-only]")) cards.hidden = cards.dataset.method !== shown;
+  for (const name of document.querySelectorAll("[data-shown=method]")) name.textContent = shown;
   refreshZoom();
+  drawOne();
   drawExamples();
   if (window.Plotly) followers.forEach(draw);
 }

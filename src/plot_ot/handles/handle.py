@@ -1,4 +1,4 @@
-"""Handles: executable interventions for one variable, applied to inputs or a live model, saved as safetensors."""
+"""A handle: edits that together control one variable, on inputs or on a live model."""
 
 from __future__ import annotations
 
@@ -11,74 +11,19 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from plot_ot.abstract.banks import first_of_each
-from plot_ot.edits import EditBatch, Frame, respond
-from plot_ot.edits.encoder import Encoder
+from plot_ot.edits import EditBatch, respond
 from plot_ot.errors import PlotError, unknown
-from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_tensors
-from plot_ot.files.writing import to_json, write_atomically
-from plot_ot.subjects import BankRecording, Place, Subject, record_pairs
+from plot_ot.files.hub import download, upload
+from plot_ot.files.writing import write_atomically
+from plot_ot.handles.edit import Edit
+from plot_ot.handles.sharing import HANDLE_FILE, MOST_SHARED, Told, handle_card, shareable
+from plot_ot.handles.storing import Stored, Value, as_value, handle_bytes, read_handle
+from plot_ot.subjects import BankRecording, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
 from plot_ot.subjects.open_edits import Rewrites, apart, proven
-from plot_ot.version import __version__
-
-FORMAT = "plot-ot handle 1"
-ENCODED_FORMAT = "plot-ot handle 2"
-"""The format of handles that read through an encoder; an earlier version of the library refuses such a file."""
-ENCODER_PARTS = ("bias", "features", "threshold", "rivals", "rival_bias")
-
-Value = bool | int | float | str | tuple["Value", ...]
-"""A value of a variable."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """One place's part of a handle: directions and how much of each to take from the source."""
-
-    place: Place
-    frame: Frame
-    gains: Float[Tensor, " r"]
-
-    @property
-    def size(self) -> int:
-        """How many directions it touches."""
-        return int((self.gains != 0).sum())
-
-    @classmethod
-    def at_every_token(cls, place: Place, frame: Frame, gains: Float[Tensor, " r"]) -> Edit:
-        """The edit of one token's vector, made at each token of a place at all tokens (`...@all`)."""
-        tokens, left = divmod(place.width, frame.width)
-        if left or frame.encoder is not None:
-            what = f"of width {frame.width}" if left else "with an encoder"
-            raise PlotError(f"A frame {what} cannot be repeated over {place.name} of width {place.width}.")
-        read, write = (None if t is None else torch.block_diag(*[t] * tokens) for t in (frame.read, frame.write))
-        return cls(place, Frame(place.width, read, write, frame.kind), gains.repeat(tokens))
-
-    def swapping(self, source: Float[Tensor, "rows d"]) -> Callable[[Tensor], Tensor]:
-        """Rewrites activations [rows, d] towards those of the sources, row by row (or of one source)."""
-        gains = self.gains.to(source.device, source.dtype).unsqueeze(0)
-        batch = EditBatch(self.place, self.frame.to(source.device, source.dtype), gains)
-
-        def edit(a: Float[Tensor, "rows d"]) -> Float[Tensor, "rows d"]:
-            if len(source) not in (1, len(a)):
-                raise PlotError(
-                    f"The handle was opened with {len(source)} source rows, but the model is called with {len(a)}."
-                )
-            return batch.apply(a.unsqueeze(0), source.expand(len(a), -1))[0]
-
-        return edit
-
-    def setting(self, target: Float[Tensor, " r"]) -> Callable[[Tensor], Tensor]:
-        """Rewrites activations [..., d] towards fixed coordinates: a + W (g * (target - Rᵀ a))."""
-
-        def edit(a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-            frame, gains, wanted = self.frame.to(a.device, a.dtype), self.gains.to(a), target.to(a)
-            return a + frame.lift(gains * (wanted - frame.coordinates(a)))
-
-        return edit
 
 
 @dataclass(frozen=True)
@@ -107,6 +52,16 @@ class Handle:
     def places(self) -> list[str]:
         """Names of the places it edits."""
         return [e.place.name for e in self.edits]
+
+    def describe(self) -> str:
+        """The handle in words, a line for each place: what it takes there and how strongly; then how it was chosen."""
+        lines = [f"{self.variable}: {self.size} direction{'' if self.size == 1 else 's'} in network {self.subject}"]
+        lines += [f"  {edit.describe()}" for edit in self.edits]
+        if self.values:
+            lines.append(f"  can be set to {', '.join(str(v) for v in self.values)}")
+        simple = {k: v for k, v in self.chosen.items() if isinstance(v, (str, int, float)) and not isinstance(v, bool)}
+        told = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in simple.items()]
+        return "\n".join(lines + ([f"  chosen: {', '.join(told)}"] if told else []))
 
     def batch(self) -> list[EditBatch]:
         """The handle as a single variant."""
@@ -172,7 +127,7 @@ class Handle:
             a = recording.source_at(e.place)[once.to(recording.source_rows.device)]
             c = e.frame.to(a.device, a.dtype).coordinates(a).cpu()
             means.append([c[which == j].mean(dim=0) for j in range(len(distinct))])
-        values = {_label(v): tuple(m[j] for m in means) for j, v in enumerate(distinct.tolist())}
+        values = {as_value(v): tuple(m[j] for m in means) for j, v in enumerate(distinct.tolist())}
         return replace(self, values=values)
 
     def set(self, value: Value) -> Setting:
@@ -182,7 +137,7 @@ class Handle:
                 f"This handle for '{self.variable}' knows no values: call `handle.with_values(recording)` with a "
                 f"recorded bank first. (A variable that takes too many values there has none.)"
             )
-        value = _label(value)
+        value = as_value(value)
         if value not in self.values:
             unknown(f"value of '{self.variable}'", str(value), [str(v) for v in self.values])
         return Setting(self, value)
@@ -200,57 +155,56 @@ class Handle:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the handle: tensors and a description, in one safetensors file."""
-        tensors: dict[str, Tensor] = {}
-        described = []
-        for k, e in enumerate(self.edits):
-            parts = {"gains": e.gains, "read": e.frame.read, "write": e.frame.write}
-            parts |= {part: getattr(e.frame.encoder, part, None) for part in ENCODER_PARTS}
-            for part, tensor in parts.items():
-                if tensor is not None:
-                    tensors[f"{k}.{part}"] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            place = {
-                "name": e.place.name,
-                "width": e.place.width,
-                "layer": e.place.layer,
-                "position": e.place.position,
-            }
-            described.append({"place": place, "frame": e.frame.kind})
-            if e.frame.encoder is not None:
-                described[-1]["encoder"] = {"k": e.frame.encoder.k}
-        header: dict[str, Any] = {
-            "format": ENCODED_FORMAT if any("encoder" in d for d in described) else FORMAT,
-            "version": __version__,
-            "variable": self.variable,
-            "subject": self.subject,
-            "edits": described,
-            "chosen": dict(self.chosen),
-        }
-        for j, coordinates in enumerate(self.values.values()):
-            for k, c in enumerate(coordinates):
-                tensors[f"value.{j}.{k}"] = c.detach().cpu().clone(memory_format=torch.contiguous_format)
-        if self.values:
-            header["values"] = list(self.values)
-        write_atomically(Path(path), save(tensors, metadata={"plot_ot": to_json(header)}))
+        write_atomically(Path(path), handle_bytes(self._stored()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], subject: Subject | None = None) -> Handle:
         """Read a handle; with a `subject`, refuse one that belongs to another network."""
-        try:
-            metadata, tensors = read_tensors(path)
-            header = parse_json(metadata["plot_ot"])
-            if header["format"] not in (FORMAT, ENCODED_FORMAT):
-                known = f"{FORMAT!r} and {ENCODED_FORMAT!r}"
-                raise PlotError(f"{path} has format {header['format']!r}; this version reads {known}.")
-            edits = [_read_edit(k, described, tensors) for k, described in enumerate(header["edits"])]
-            values = {
-                _read_label(v): tuple(_read_value(j, k, e, tensors) for k, e in enumerate(edits))
-                for j, v in enumerate(header.get("values", ()))
-            }
-            handle = cls(str(header["variable"]), tuple(edits), str(header["subject"]), dict(header["chosen"]), values)
-        except FileNotFoundError:
-            raise PlotError(f"There is no handle file at {path}.") from None
-        except UNREADABLE as e:
-            raise PlotError(f"{path} is not a readable plot-ot handle ({type(e).__name__}: {e}). Save it again.") from e
+        return cls._from(read_handle(path), subject)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        model: str | None = None,
+        verdict: Told | None = None,
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Share the handle on the Hugging Face hub as `handle.safetensors` beside a model card; gives its address.
+
+        `model` is what others load the network by (a hub id), `verdict` what the tests said: `result.verdicts[name]`.
+        The card says what the handle is, where it was found, its controls and verdict, and how to use it. Nothing that
+        is shared names a folder of this machine. `token` is by default the one that you are logged in with.
+        """
+        shared = replace(self, chosen=shareable(self.chosen))
+        card = handle_card(shared._stored(), repo_id, self.describe(), model, verdict)
+        files = {HANDLE_FILE: handle_bytes(shared._stored()), "README.md": card.encode()}
+        return upload(repo_id, files, f"The handle for {self.variable}", private=private, token=token)
+
+    @classmethod
+    def from_hub(
+        cls,
+        repo_id: str,
+        subject: Subject | None = None,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+    ) -> Handle:
+        """The handle that someone shared on the hub; with a `subject`, refuse one that belongs to another network.
+
+        Only the safetensors file is fetched and read, never code. Name a `revision` (a commit) to be sure of what you
+        get later.
+        """
+        path = download(repo_id, HANDLE_FILE, revision=revision, token=token)
+        return cls._from(read_handle(path, MOST_SHARED), subject)
+
+    def _stored(self) -> Stored:
+        return Stored(self.variable, self.edits, self.subject, self.chosen, self.values)
+
+    @classmethod
+    def _from(cls, stored: Stored, subject: Subject | None) -> Handle:
+        handle = cls(stored.variable, stored.edits, stored.subject, stored.chosen, stored.values)
         if subject is not None:
             handle.require(subject)
         return handle
@@ -305,17 +259,6 @@ def _live(
     return proven(rewrites, lambda noted: subject.live(noted, rows=rows, base=base, every_token=every_token))
 
 
-def _label(value: Any) -> Value:
-    """A value of a variable as it can be looked up and written to a file."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return tuple(_label(v) for v in value)
-    if not isinstance(value, (bool, int, float, str)):
-        raise PlotError(f"A variable's value is a number, a truth value, a string or a tuple of them; found {value!r}.")
-    return value
-
-
 def _subject_and_rows(
     network: Subject | nn.Module, given: Tensor | Mapping[str, Tensor], places: Sequence[str]
 ) -> tuple[Subject, Tensor]:
@@ -328,60 +271,6 @@ def _subject_and_rows(
             )
         return network, given
     return token_subject(network, places), token_rows(given)
-
-
-def _read_label(value: Any) -> Value:
-    try:
-        return _label(value)
-    except PlotError as e:
-        raise ValueError(str(e)) from None
-
-
-def _read_value(j: int, k: int, edit: Edit, tensors: Mapping[str, Tensor]) -> Tensor:
-    coordinates = tensors[f"value.{j}.{k}"]
-    if coordinates.shape != (edit.frame.rank,) or not torch.isfinite(coordinates).all():
-        raise ValueError(f"a value's coordinates of shape {tuple(coordinates.shape)} for {edit.frame.rank} directions")
-    return coordinates
-
-
-def _read_edit(k: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Edit:
-    at = described["place"]
-    place = Place(str(at["name"]), int(at["width"]), int(at["layer"]), at["position"])
-    read, write = tensors.get(f"{k}.read"), tensors.get(f"{k}.write")
-    if any(t is not None and not torch.isfinite(t).all() for t in (read, write, tensors[f"{k}.gains"])):
-        raise ValueError("NaN or infinity in its tensors")
-    rank = place.width if read is None else read.shape[-1] if read.ndim else 0
-    for part in (read, write):
-        if part is not None and tuple(part.shape) != (place.width, rank):
-            raise ValueError(f"a frame of shape {tuple(part.shape)} at a place of width {place.width}")
-    frame = Frame(place.width, read, write, str(described["frame"]))
-    if "encoder" in described:
-        frame = replace(frame, encoder=_read_encoder(k, described["encoder"]["k"], tensors, frame))
-    gains = tensors[f"{k}.gains"]
-    if gains.shape != (frame.rank,) or not torch.isfinite(gains).all():
-        raise ValueError(f"gains of shape {tuple(gains.shape)} for {frame.rank} directions")
-    return Edit(place, frame, gains)
-
-
-def _read_encoder(k: int, largest: Any, tensors: Mapping[str, Tensor], frame: Frame) -> Encoder:
-    parts = {part: tensors.get(f"{k}.{part}") for part in ENCODER_PARTS}
-    if parts["bias"] is None or parts["features"] is None or frame.read is None or frame.write is None:
-        raise ValueError("an encoder without its bias, features, read or write")
-    if largest is not None and (type(largest) is not int or largest < 1):
-        raise ValueError(f"an encoder that keeps the {largest!r} largest features")
-    others = parts["rivals"].shape[-1] if parts["rivals"] is not None else 0
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(ENCODER_PARTS, (frame.rank,))
-    shapes |= {"rivals": (frame.width, others), "rival_bias": (others,)}
-    for part, tensor in parts.items():
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shapes[part] or tensor.is_floating_point() == (part == "features"):
-            raise ValueError(f"an encoder's {part} of shape {tuple(tensor.shape)} and type {tensor.dtype}")
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"NaN or infinity in an encoder's {part}")
-    if (parts["rivals"] is None) != (parts["rival_bias"] is None):
-        raise ValueError("an encoder's rivals without their bias")
-    return Encoder(parts["bias"], parts["features"], parts["threshold"], largest, parts["rivals"], parts["rival_bias"])
 
 
 def handle_from_edits(
