@@ -92,9 +92,9 @@ def page(out: Path) -> str:
         "# Rival hypotheses: results",
         "",
         "Made by `python benchmarks/compare_campaign.py`. Ten programs give the same answers and differ only in the",
-        "two partial sums that they form on the way (tests/truth/programs.py). Three quarters of the networks are",
-        "wired by hand, a quarter trained (switching ones are all wired). The finalists' search is closed forms, not",
-        "the default `plot`, to keep a network at a few CPU seconds. Shares have 95 % Clopper-Pearson intervals.",
+        "two partial sums that they form on the way (tests/truth/programs.py). Networks are wired by hand, some",
+        "trained. The finalists' search is closed forms, not the default `plot`, to keep a network at a few CPU",
+        "seconds. Shares have 95 % Clopper-Pearson intervals.",
         "",
         "| networks | asked | result |",
         "| --- | --- | --- |",
@@ -118,6 +118,8 @@ def page(out: Path) -> str:
         said = Counter(f"{u['truth']}: winner {u['winner']}, region {u['region']}" for u in missed)
         about += [f"    - missed: {text} ({n})" for text, n in said.items()]
         if kind != "switched":
+            learned = sum(u["network"] == "ModuleSubject" for u in units)
+            about.append(f"    - {learned} of the networks are trained, the others wired by hand")
             stands = Counter(u["standings"][0]["stand"] for u in units)
             about.append(f"    - the first of the ranking: {', '.join(f'{s} {n}' for s, n in stands.items())}")
     return "\n".join([*lines, "", *about, ""])
