@@ -70,7 +70,7 @@ def unit(kind: str, seed: int, method: str) -> Json:
     """One network judged: what was said of every variable, and what that is worth."""
     start, cpu = time.perf_counter(), time.process_time()
     known = {**KINDS, **LARGE}[kind](seed)
-    found: Json = {"kind": kind, "seed": seed, "method": method, "version": _version()}
+    found: Json = {"kind": kind, "seed": seed, "method": method, "version": version()}
     try:
         pairs = known.rows if known.splits is None else known.splits
         result = plot_ot.localize(
@@ -102,7 +102,8 @@ def judged(known: Known, variable: str, result: Result) -> Json:
 
 
 @lru_cache(maxsize=1)
-def _version() -> str:
+def version() -> str:
+    """The commit that runs."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],  # noqa: S607
         capture_output=True,

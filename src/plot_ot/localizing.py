@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank, Splits
-from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
@@ -64,8 +64,9 @@ class Question:
 
     @property
     def causal(self) -> CausalModel:
-        """The hypothesis as a causal model."""
-        return self.hypothesis.causal if isinstance(self.hypothesis, Hypothesis) else self.hypothesis
+        """The hypothesis as a causal model, which takes for right what the readout does."""
+        causal = self.hypothesis.causal if isinstance(self.hypothesis, Hypothesis) else self.hypothesis
+        return causal.accepting(self.readout.accepts)
 
     @property
     def task(self) -> str:
@@ -112,8 +113,8 @@ class Question:
         if self.tokenizer is not None and isinstance(self.hypothesis, Hypothesis):
             said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
             return said
-        answers = self.readout.decide(store.outputs).cpu()
-        return same(answers, labels.to(answers.dtype))
+        outputs = store.outputs
+        return self.readout.correct(outputs.unsqueeze(0), labels.to(outputs.device))[0].cpu()
 
 
 def pairs_per_bank(budget: int | Literal["auto"] | None, size: int | None, usual: int) -> tuple[bool, int]:

@@ -6,6 +6,7 @@ What is imported here, and the `__all__` of the rooms that `docs/api.md` names, 
 from plot_ot.abstract import Bank, CausalModel, Hypothesis, Mechanism, Splits, draw_pairs, read_inputs, read_pairs
 from plot_ot.api import load_subject, localize, run_study
 from plot_ot.checking import Checkup, check
+from plot_ot.comparing import Comparison, compare
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import CouplingWarning, PlotError, PlotWarning
 from plot_ot.handles import Edit, Handle, handle_from_edits
@@ -17,9 +18,14 @@ from plot_ot.signatures import (
     Readout,
     Signatures,
     SignatureSpec,
+    answer_sets,
     as_readout,
+    distributions,
     jacobian_signatures,
+    logit_difference,
     measure_signatures,
+    nearest_value,
+    real_values,
 )
 from plot_ot.sites import (
     Site,
@@ -63,6 +69,7 @@ from plot_ot.subjects import (
     MLPSubject,
     ModuleSubject,
     Place,
+    SequenceSubject,
     SequentialSubject,
     Subject,
     record,
@@ -78,9 +85,11 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "evaluate",
     "run_study",
     "check",
+    "compare",
     "Result",
     "Evaluation",
     "Checkup",
+    "Comparison",
     "PlotError",
     "PlotWarning",
     "__version__",
@@ -99,6 +108,7 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "SequentialSubject",
     "ModuleSubject",
     "DecoderSubject",
+    "SequenceSubject",
     "CausalSubject",
     "LanguageModel",
     "Place",
@@ -127,6 +137,11 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     # signatures
     "Readout",
     "as_readout",
+    "answer_sets",
+    "distributions",
+    "logit_difference",
+    "nearest_value",
+    "real_values",
     "SignatureSpec",
     "Signatures",
     "measure_signatures",

@@ -157,22 +157,22 @@ class Bank:
         """Pairs where the swap moves the answer, and to something that copying the source or swapping
         another variable would not also give."""
         self.require(variable)
-        label = self.labels[variable]
-        moved = ~same(label, self.base_answer)
-        unlike = ~same(label, self.source_answer)
+        label, accepts = self.labels[variable], self.causal.accepts
+        moved = ~accepts(label, self.base_answer)
+        unlike = ~accepts(label, self.source_answer)
         for other in self.variables:
             if other != variable:
-                unlike = unlike | ~same(label, self.labels[other])
+                unlike = unlike | ~accepts(label, self.labels[other])
         return moved & unlike
 
     def power(self, variable: str) -> Power:
         """The bank's discriminating power for one variable."""
         self.require(variable)
-        label = self.labels[variable]
-        moved = ~same(label, self.base_answer)
+        label, accepts = self.labels[variable], self.causal.accepts
+        moved = ~accepts(label, self.base_answer)
 
         def count(answer: Tensor) -> int:
-            return int((moved & ~same(label, answer)).sum())
+            return int((moved & ~accepts(label, answer)).sum())
 
         return Power(
             pairs=len(self),

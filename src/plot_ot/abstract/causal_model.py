@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from plot_ot.abstract.graph import draw_graph
 from plot_ot.errors import PlotError, unknown
 
 Values = dict[str, Tensor]
+Accepts = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,16 @@ class CausalModel:
         self.meanings = dict(meanings or {})
         for name in self.meanings:
             self.require(name)
+        self.accepts: Accepts = same
+        """Whether what is right for the second of two answers may also be right for the first; by default, equality."""
+
+    def accepting(self, accepts: Accepts | None) -> CausalModel:
+        """The same model, whose answers are told apart as a readout does (`Readout.accepts`); None changes nothing."""
+        if accepts is None:
+            return self
+        model = copy.copy(self)
+        model.accepts = accepts
+        return model
 
     # -- running -----------------------------------------------------------------------------------------
 

@@ -372,15 +372,28 @@ class Hypothesis:
         Where no `answers` were given, they are those of the inputs coded so far and of swaps between them; no new one
         is taken in until this is asked again, since what reads these tokens has one output for each.
         """
+        self._settle_answers()
+        groups = prompts.answer_tokens(tokenizer, self.answers, alike=True)
+        self._open = False
+        return groups
+
+    def answer_sequences(self, tokenizer: Any, *, after: str = " ", end: str = "") -> list[list[int]]:
+        """The tokens of whole answers, for a `SequenceSubject`: `after` the prompt comes the answer, then `end`.
+
+        Where one answer begins another ("1" and "12"), an `end` such as a full stop tells them apart.
+        """
+        self._settle_answers()
+        sequences = prompts.answer_sequences(tokenizer, self.answers, after=after, end=end)
+        self._open = False
+        return sequences
+
+    def _settle_answers(self) -> None:
         self._need_prompts()
         if not self._given_answers:
             self._open = True
             self._explore()
         if not self.answers:
             raise PlotError("No answer is known yet: give `answers`, or code the pairs first.")
-        groups = prompts.answer_tokens(tokenizer, self.answers, alike=True)
-        self._open = False
-        return groups
 
     def _explore(self, draws: int = 8) -> None:
         """Compute the answers that the inputs coded so far can lead to."""

@@ -109,6 +109,15 @@ def answer_tokens(tokenizer: Any, answers: Sequence[str], *, alike: bool = False
     return groups
 
 
+def answer_sequences(tokenizer: Any, answers: Sequence[str], *, after: str = " ", end: str = "") -> list[list[int]]:
+    """The tokens of every answer as it follows a prompt: `after` it comes the answer, then `end`."""
+    found = [list(tokenizer.encode(f"{after}{a}{end}", add_special_tokens=False)) for a in answers]
+    unknown = [a for a, ids in zip(answers, found, strict=True) if not ids or tokenizer.unk_token_id in ids]
+    if unknown:
+        raise PlotError(f"The tokenizer cannot spell the answers {', '.join(unknown)}. Use other answers.")
+    return found
+
+
 def _missing(tokenizer: Any, answers: Sequence[str], spelled: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
     none = [a for a, s in zip(answers, spelled, strict=True) if not any(_single(tokenizer, i) for i in s.values())]
     if not none:

@@ -23,7 +23,7 @@ class Relabelled(CausalModel):
 
     def __init__(self, model: CausalModel, inputs: Int[Tensor, "rows inputs"], values: Mapping[str, Tensor]) -> None:
         super().__init__(model.inputs, model.mechanisms, model.output, model.variables)
-        self.true = model
+        self.true, self.accepts = model, model.accepts
         self._row = {tuple(row): k for k, row in enumerate(inputs.tolist())}
         self._values = dict(values)
 

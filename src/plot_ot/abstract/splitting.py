@@ -60,21 +60,9 @@ def from_inputs(
 def drawn_splits(
     causal: CausalModel, pools: Sequence[Tensor], sizes: Sequence[int], generator: torch.Generator
 ) -> Splits:
-    """Pairs for fitting, calibration and tests, each from the rows of its own pool.
-
-    Equal shares of every set of changed variables are drawn, so that rare kinds of pair are tested too.
-    """
-
-    def draw(pool: Tensor, name: str, wanted: int) -> Bank:
-        while True:
-            try:
-                return draw_pairs(causal, pool, "balanced", wanted, generator, name=name)
-            except PlotError:
-                if wanted // 2 < LEAST_PAIRS:
-                    raise
-                wanted //= 2
-
-    fit, calibration, test = (draw(*of) for of in zip(pools, SPLITS, sizes, strict=True))
+    """Pairs for fitting, calibration and tests, each from the rows of its own pool."""
+    drawn = (balanced_bank(causal, *of, generator) for of in zip(pools, SPLITS, sizes, strict=True))
+    fit, calibration, test = drawn
     return Splits.checked(fit, calibration, test.by_variable(), strict=True)
 
 
@@ -89,6 +77,22 @@ def refuse_few_rows(said: str) -> NoReturn:
         f"{said.capitalize()}; at least {LEAST_ROWS} are needed. Train it further, give more inputs, or check that "
         f"the hypothesis, the prompts and the answers are what you mean."
     )
+
+
+def balanced_bank(
+    causal: CausalModel, pool: Int[Tensor, "rows inputs"], name: str, size: int, generator: torch.Generator
+) -> Bank:
+    """Equal shares of every set of changed variables, so that rare kinds of pair are tested too.
+
+    A bank that the pool cannot fill is drawn half as large, and so on.
+    """
+    while True:
+        try:
+            return draw_pairs(causal, pool, "balanced", size, generator, name=name)
+        except PlotError:
+            if size // 2 < LEAST_PAIRS:
+                raise
+            size //= 2
 
 
 def from_pairs(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli import check, explain, localize, mib, models, run, show
+from plot_ot.cli import check, compare, explain, localize, mib, models, run, show
 from plot_ot.cli.common import console, errors
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.version import __version__
@@ -28,6 +28,7 @@ app.command()(models.models)
 app.command()(explain.explain)
 app.command("check")(check.check_task)
 app.command("localize")(localize.localize_task)
+app.command("compare")(compare.compare_tasks)
 app.command("mib")(mib.mib)
 
 

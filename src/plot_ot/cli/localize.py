@@ -67,7 +67,7 @@ def localize_task(
     if method not in METHODS:
         unknown("method", method, METHODS)
     growing = _budget(budget)
-    chosen, room = {"layers": _numbers(layers)} if layers else {}, memory_bytes(memory)
+    chosen, room = {"layers": layer_numbers(layers)} if layers else {}, memory_bytes(memory)
     torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
@@ -115,7 +115,7 @@ def _budget(text: str | None) -> int | Literal["auto"] | None:
     return int(text)
 
 
-def _numbers(text: str) -> list[int]:
+def layer_numbers(text: str) -> list[int]:
     """10-12,20 -> 10, 11, 12, 20."""
     found: list[int] = []
     try:

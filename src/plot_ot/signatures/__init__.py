@@ -13,7 +13,16 @@ from plot_ot.signatures.effects import (
     measure_signatures,
 )
 from plot_ot.signatures.jacobian import jacobian_signatures
-from plot_ot.signatures.readouts import READOUTS, Readout, as_readout
+from plot_ot.signatures.readouts import (
+    READOUTS,
+    Readout,
+    answer_sets,
+    as_readout,
+    distributions,
+    logit_difference,
+    nearest_value,
+    real_values,
+)
 
 __all__ = [
     "AGGREGATES",
@@ -25,9 +34,14 @@ __all__ = [
     "SignatureSpec",
     "Signatures",
     "View",
+    "answer_sets",
     "as_readout",
     "batches",
+    "distributions",
     "jacobian_signatures",
+    "logit_difference",
     "measure",
     "measure_signatures",
+    "nearest_value",
+    "real_values",
 ]

@@ -146,7 +146,7 @@ class View:
 
     def seen(self, features: Float[Tensor, "*batch p"], fold: int) -> Float[Tensor, "*batch k"]:
         """Centre and project features, or differences of them."""
-        if self.centre:
+        if self.centre and features.shape[-1] > 1:
             features = features - features.mean(dim=-1, keepdim=True)
         if self.projections is None:
             return features

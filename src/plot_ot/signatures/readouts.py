@@ -1,8 +1,12 @@
-"""Readouts: how outputs are looked at, by the network and by the causal model (φ of Section 3.1)."""
+"""Readouts: how outputs are looked at, by the network and by the causal model (φ of Section 3.1).
+
+Besides one answer of several (`softmax`, `logits`, `sigmoid`) there are real values, numbers of a list, distributions,
+logit differences and sets of answers; `docs/outputs.md` says what φ, loss and being right mean for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +24,11 @@ class Readout:
     `neural` maps network outputs [..., c] to features [..., p]; `abstract` maps labels [rows, ...] to features
     [rows, p] in the same space (told c); `decide` maps outputs to labels; `loss` is what DAS minimises, per response.
     `linear` says that `neural` is linear: then features can be linearised themselves.
+
+    `right` says whether outputs give labels, [variants, pairs] booleans; by default whether `decide` gives them
+    exactly. `accepts` says, for two labels, whether what is right for the second may also be right for the first; by
+    default whether they are equal. Pairs on which it holds cannot tell the two apart. `logits` says that
+    outputs times a factor give the same answers, more surely.
     """
 
     name: str
@@ -28,9 +37,14 @@ class Readout:
     decide: Callable[[Tensor], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     linear: bool = False
+    right: Callable[[Tensor, Tensor], Tensor] | None = None
+    accepts: Callable[[Tensor, Tensor], Tensor] | None = None
+    logits: bool = True
 
     def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
         """Whether each response gives its pair's label: [variants, pairs] booleans."""
+        if self.right is not None:
+            return self.right(outputs, labels)
         answers = self.decide(outputs)
         if answers.ndim == 3 and labels.ndim == 1:  # one bit per pair
             labels = labels.unsqueeze(1)
@@ -83,3 +97,229 @@ def as_readout(name: str | Readout) -> Readout:
     if name not in READOUTS:
         unknown("readout", name, READOUTS)
     return READOUTS[name]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def real_values(tolerance: float) -> Readout:
+    """Outputs and labels are real numbers, one or several: right within `tolerance` of the label in every entry.
+
+    φ is the output itself, the loss half the squared error in units of the tolerance.
+    """
+    _require_positive("tolerance", tolerance)
+    return _measured(f"real values ± {tolerance:g}", lambda y: y, _entries, tolerance)
+
+
+def logit_difference(tolerance: float, first: int | None = None, second: int | None = None) -> Readout:
+    """The logit of one answer minus that of another is a real number, which the label gives; see `real_values`.
+
+    `first` and `second` are the two output columns. Without them every label has three entries: the columns of its own
+    two answers, and the difference.
+    """
+    _require_positive("tolerance", tolerance)
+    if (first is None) != (second is None) or (first is not None and first == second):
+        raise PlotError(f"Give two different columns, or none for labels that name them; found {first} and {second}.")
+    fixed = None if first is None or second is None else (first, second)
+
+    def pick(outputs: Tensor, labels: Tensor) -> Tensor:
+        if fixed is not None:
+            return outputs[..., fixed[0]] - outputs[..., fixed[1]]
+        both: Tensor = outputs.gather(-1, labels[..., :2].long().expand(*outputs.shape[:-1], 2))
+        return both[..., 0] - both[..., 1]
+
+    def off(outputs: Tensor, labels: Tensor) -> Tensor:
+        wanted = labels if fixed is not None else labels[..., 2]
+        return (pick(outputs, labels) - wanted.to(outputs.dtype)) / tolerance
+
+    def abstract(labels: Tensor, classes: int) -> Tensor:
+        if labels.ndim != (1 if fixed else 2) or (fixed is None and labels.shape[1] != 3):
+            wanted = "one number" if fixed else "two columns and a number"
+            raise PlotError(f"The label of a logit difference must be {wanted}; found shape {tuple(labels.shape)}.")
+        named = labels.new_tensor(fixed).expand(len(labels), 2) if fixed else labels[:, :2]
+        one, other = (_one_hot(named[:, k], classes) for k in (0, 1))
+        return (one - other) * (labels if fixed else labels[:, 2]).float().unsqueeze(1) / 2
+
+    def neural(outputs: Tensor) -> Tensor:
+        return outputs - outputs.mean(dim=-1, keepdim=True)
+
+    return Readout(
+        f"logit difference ± {tolerance:g}",
+        neural,
+        abstract,
+        lambda y: y[..., fixed[0]] - y[..., fixed[1]] if fixed else y,
+        lambda y, labels: 0.5 * off(y, labels).square(),
+        linear=True,
+        right=lambda y, labels: off(y, labels).abs() <= 1,
+        accepts=_within(2 * tolerance),
+        logits=False,
+    )
+
+
+def nearest_value(values: Sequence[float]) -> Readout:
+    """The output is one number, and the answer the nearest of `values`; labels are indices into these.
+
+    φ is the output, the loss half the squared error in units of the smallest gap between values.
+    """
+    known = torch.tensor([float(v) for v in values])
+    if len(known) < 2 or not bool(torch.isfinite(known).all()) or len(known.unique()) < len(known):
+        raise PlotError(f"`values` must be at least two different finite numbers; found {list(values)!r:.100}.")
+    gap = float(known.sort().values.diff().min())
+
+    def number(outputs: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            raise PlotError(f"A number has one output; the network has {outputs.shape[-1]}. Choose one with `output`.")
+        return outputs
+
+    def abstract(labels: Tensor, width: int) -> Tensor:
+        _one_hot(labels, len(known))  # refuses what is no index
+        return known[labels.long()].unsqueeze(1)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        target = known.to(outputs)[labels.long()]
+        return 0.5 * ((number(outputs).squeeze(-1) - target) / gap).square()
+
+    def decide(outputs: Tensor) -> Tensor:
+        return (number(outputs) - known.to(outputs)).abs().argmin(dim=-1)
+
+    return Readout("nearest value", number, abstract, decide, loss, linear=True, logits=False)
+
+
+def distributions(tolerance: float) -> Readout:
+    """Labels are probabilities, one for each output: right where no probability is off by more than `tolerance`.
+
+    φ is the softmax, the loss the Kullback-Leibler divergence from the label.
+    """
+    _require_positive("tolerance", tolerance)
+
+    def abstract(labels: Tensor, classes: int) -> Tensor:
+        if labels.ndim != 2 or labels.shape[1] != classes:
+            raise PlotError(f"Labels must be {classes} probabilities each; found shape {tuple(labels.shape)}.")
+        if bool((labels < 0).any()) or not bool(
+            torch.isclose(labels.sum(dim=1), labels.new_tensor(1.0), atol=1e-4).all()
+        ):
+            raise PlotError("Labels must be probabilities: none below 0, and summing to 1.")
+        return labels.float()
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        target = labels.to(outputs.dtype)
+        return (torch.xlogy(target, target) - target * outputs.log_softmax(dim=-1)).sum(dim=-1)
+
+    def right(outputs: Tensor, labels: Tensor) -> Tensor:
+        return ((outputs.softmax(dim=-1) - labels.to(outputs.dtype)).abs() <= tolerance).all(dim=-1)
+
+    name = f"distribution ± {tolerance:g}"
+    accepts = _within(2 * tolerance)
+    return Readout(name, _softmax, abstract, _softmax, loss, right=right, accepts=accepts, logits=False)
+
+
+def _softmax(outputs: Tensor) -> Tensor:
+    return outputs.softmax(dim=-1)
+
+
+# -- sets -------------------------------------------------------------------------------------------------------------
+
+
+def answer_sets(sets: Sequence[Sequence[int]], *, classes: int, mass: float = 0.5) -> Readout:
+    """Any answer of a set is right: labels are indices into `sets`, each a list of output columns.
+
+    An output is right where the set holds more than `mass` of the probability. φ is the mass of every set, the loss
+    minus its logarithm. A label whose set contains another's is also met by what meets the other.
+    """
+    members = torch.zeros(len(sets), classes)
+    for k, some in enumerate(sets):
+        if not some or min(some) < 0 or max(some) >= classes:
+            raise PlotError(f"Set {k} must be a list of output columns in 0..{classes - 1}; found {list(some)!r:.80}.")
+        members[k, list(some)] = 1
+    if len(members.unique(dim=0)) < max(2, len(members)):
+        raise PlotError(f"There must be at least two sets, all different; found {len(members)}.")
+    if not 0 < mass < 1:
+        raise PlotError(f"`mass` must lie between 0 and 1; found {mass}.")
+    within = members @ (1 - members.T) == 0  # [a, b]: a is a subset of b
+
+    def held(outputs: Tensor) -> Tensor:
+        if outputs.shape[-1] != classes:
+            raise PlotError(f"The sets are of {classes} answers, the network has {outputs.shape[-1]} outputs.")
+        return outputs.softmax(dim=-1) @ members.to(outputs).T
+
+    def abstract(labels: Tensor, width: int) -> Tensor:
+        _one_hot(labels, len(sets))  # refuses what is no index
+        even = members / members.sum(dim=1, keepdim=True)
+        return (even @ members.T)[labels.long()]
+
+    def of(outputs: Tensor, labels: Tensor) -> Tensor:
+        own = members.to(outputs)[labels.long()].expand(*outputs.shape[:-1], classes)
+        return (outputs.log_softmax(dim=-1) + own.log()).logsumexp(dim=-1)
+
+    def decide(outputs: Tensor) -> Tensor:
+        """The smallest set that holds enough, or of all the one that holds most."""
+        shares, size = held(outputs), members.sum(dim=1).to(outputs)
+        enough = shares > mass
+        return torch.where(enough, 2 - size / (classes + 1), shares - 1).argmax(dim=-1)
+
+    def accepts(labels: Tensor, others: Tensor) -> Tensor:
+        return within[others.long().cpu(), labels.long().cpu()].to(labels.device)
+
+    return Readout(
+        f"sets of answers > {mass:g}",
+        held,
+        abstract,
+        decide,
+        lambda y, labels: -of(y, labels),
+        right=lambda y, labels: of(y, labels).exp() > mass,
+        accepts=accepts,
+        logits=False,
+    )
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise PlotError(f"`{name}` must be a number above 0; found {value!r}.")
+
+
+def _measured(
+    name: str, neural: Callable[[Tensor], Tensor], abstract: Callable[[Tensor, int], Tensor], tolerance: float
+) -> Readout:
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return 0.5 * ((outputs - _like(outputs, labels)) / tolerance).square().sum(dim=-1)
+
+    def right(outputs: Tensor, labels: Tensor) -> Tensor:
+        return ((outputs - _like(outputs, labels)).abs() <= tolerance).all(dim=-1)
+
+    return Readout(
+        name,
+        neural,
+        abstract,
+        lambda y: y,
+        loss,
+        linear=True,
+        right=right,
+        accepts=_within(2 * tolerance),
+        logits=False,
+    )
+
+
+def _within(distance: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whether two labels are so close in every entry that one output may be right for both."""
+
+    def close(labels: Tensor, others: Tensor) -> Tensor:
+        near = (labels.double() - others.double()).abs() <= distance
+        return near if near.ndim == 1 else near.flatten(1).all(dim=1)
+
+    return close
+
+
+def _like(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Labels [..., pairs] of one number, or [..., pairs, c] of several, in the shape of outputs [..., pairs, c]."""
+    target = labels.to(outputs.dtype)
+    return target if target.ndim > 1 and target.shape[-2:] == outputs.shape[-2:] else target.unsqueeze(-1)
+
+
+def _entries(labels: Tensor, width: int) -> Tensor:
+    target = labels.unsqueeze(1) if labels.ndim == 1 else labels.flatten(1)
+    if target.shape[1] != width:
+        raise PlotError(f"Labels have {target.shape[1]} numbers, the network {width} outputs.")
+    return target.float()

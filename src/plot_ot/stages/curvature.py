@@ -28,6 +28,8 @@ def sharpness(recording: BankRecording, readout: Readout) -> float:
     """The least factor 1, 2, 4, ... on the outputs at which the network's own answers have a mean loss below `SURE`."""
     outputs, answers = recording.base_outputs, recording.bank.base_answer.to(recording.base_rows.device)
     factor = 1.0
+    if not readout.logits:
+        return factor
     while factor < SHARPEST and float(readout.loss(factor * outputs.unsqueeze(0), answers).mean()) > SURE:
         factor *= 2
     return factor

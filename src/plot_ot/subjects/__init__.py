@@ -1,6 +1,7 @@
 """Networks that can be recorded once and resumed at an edit."""
 
 from plot_ot.subjects.causal_subject import CausalSubject
+from plot_ot.subjects.decoder.sequences import SequenceSubject
 from plot_ot.subjects.decoder.store import DecoderStore
 from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.subjects.gru import GRUNet, GRUSubject
@@ -21,6 +22,7 @@ __all__ = [
     "ModuleSubject",
     "Place",
     "Recording",
+    "SequenceSubject",
     "SequentialSubject",
     "Store",
     "Subject",

@@ -195,7 +195,8 @@ class ModuleSubject(Subject):
         self._rows = _repeated(inputs, len(inputs), times)
         try:
             with frozen(self.module):
-                return self.output(self.module(**encoded) if isinstance(encoded, Mapping) else self.module(encoded))
+                made = self.output(self.module(**encoded) if isinstance(encoded, Mapping) else self.module(encoded))
+                return made.unsqueeze(1) if made.ndim == 1 else made  # one number for every input
         finally:
             self._rows = before
 

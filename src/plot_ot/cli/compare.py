@@ -1,0 +1,99 @@
+"""Compare the hypotheses of several task files on one model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plot_ot.cli.common import Debug, Threads, budget, console
+from plot_ot.cli.localize import Kinds, Numbers, layer_numbers
+from plot_ot.cli.models import Adapter, Device, Memory, Revision
+from plot_ot.errors import PlotError
+
+
+def compare_tasks(
+    tasks: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TASK.py...",
+            help="Your own Python files, as for `plot-ot check`, each with a `hypothesis` about the same inputs. The "
+            "first may define `subject`, a network of your own, in the place of --model. They are imported: their code "
+            "runs.",
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="A name of `plot-ot models`, a hub id, a directory or a GGUF file.")
+    ] = None,
+    adapter: Adapter = None,
+    inputs: Annotated[
+        Path | None, typer.Option(help="Inputs in a .jsonl or .csv file, instead of the first task file's.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="plot or plot-das.")] = "plot",
+    finalists: Annotated[
+        int | None, typer.Option(min=1, help="How many hypotheses get the whole search after a quick look at all.")
+    ] = 2,
+    layers: Numbers = None,
+    kinds: Kinds = "block_output",
+    size: Annotated[int | None, typer.Option(min=20, help="Pairs per bank.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
+    device: Device = None,
+    revision: Revision = None,
+    memory: Memory = 4.0,
+    threads: Threads = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Which of several hypotheses does a model implement? "None of them" is an answer."""
+    import torch
+
+    from plot_ot.api import load_subject
+    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, require_file
+    from plot_ot.comparing import compare
+    from plot_ot.subjects import Subject
+
+    for task in tasks:
+        require_file(task)
+    if len(tasks) < 2:
+        raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
+    room, chosen = budget(memory), {"layers": layer_numbers(layers)} if layers else {}
+    torch.set_num_threads(threads)
+    with redirect_stdout(sys.stderr):  # what the tasks print is not what we print
+        modules = [load_task(task) for task in tasks]
+        hypotheses = [hypothesis_of(module, task) for module, task in zip(modules, tasks, strict=True)]
+        names = [_name(h, task) for h, task in zip(hypotheses, tasks, strict=True)]
+        if len(set(names)) < len(names):
+            names = [str(task) for task in tasks]
+        given = inputs or data_of(modules[0], tasks[0])
+        options: dict[str, Any] = {}
+        subject: Any = getattr(modules[0], "subject", None)
+        if model is not None:
+            where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
+            subject = load_subject(model, adapter=adapter, **where)
+            options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
+        elif not isinstance(subject, Subject):
+            raise PlotError(f"Which network? Give --model, or let {tasks[0]} define `subject`.")
+        found = compare(
+            subject,
+            dict(zip(names, hypotheses, strict=True)),
+            given,
+            method=method,
+            size=size,
+            seed=seed,
+            finalists=finalists,
+            **options,
+        )
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    else:
+        console.print(str(found), soft_wrap=True)
+
+
+def _name(hypothesis: Any, task: Path) -> str:
+    """A hypothesis is called as it calls itself, or after its file."""
+    own = str(getattr(hypothesis, "name", "hypothesis"))
+    return task.stem if own == "hypothesis" else own

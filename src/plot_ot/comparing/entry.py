@@ -1,0 +1,353 @@
+"""Compare rival hypotheses about one network: one recording, a search for each, one ranking."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from plot_ot.abstract.banks import Bank, Splits
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.splitting import LEAST_ROWS, SPLITS, balanced_bank
+from plot_ot.api import bind
+from plot_ot.comparing.quick import QUICK, quick_verdict
+from plot_ot.comparing.regions import Region, find_region
+from plot_ot.comparing.rivals import Field, Rival, gather
+from plot_ot.comparing.standings import Comparison, Stand, Standing
+from plot_ot.comparing.swaps import Resampled, Scored, all_else, linear, predicted, sets_of, unmentioned_pairs
+from plot_ot.comparing.telling import telling
+from plot_ot.edits import respond
+from plot_ot.errors import CouplingWarning, PlotError
+from plot_ot.handles import Handle
+from plot_ot.judging import gates as g
+from plot_ot.judging.intervals import Interval
+from plot_ot.judging.judges import Judge
+from plot_ot.judging.status import Status
+from plot_ot.judging.verdict import Verdict
+from plot_ot.methods import Method, progressive, random_like, random_progressive
+from plot_ot.models.named import LanguageModel
+from plot_ot.signatures import Readout, SignatureSpec, as_readout
+from plot_ot.stages.problem import Problem
+from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
+from plot_ot.subjects.decoder.subject import DecoderSubject
+
+BEHIND = 0.15
+"""A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
+METHODS = ("plot", "plot-das")
+FINALISTS = 2
+"""How many hypotheses are searched for by the whole method, unless told otherwise."""
+
+
+def compare(
+    subject: Subject | LanguageModel,
+    hypotheses: Sequence[CausalModel | Hypothesis] | Mapping[str, CausalModel | Hypothesis],
+    inputs: Any,
+    *,
+    method: str | Method = "plot",
+    readout: str | Readout | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    finalists: int | None = FINALISTS,
+    **options: Any,
+) -> Comparison:
+    """Which of several hypotheses does the network implement? "None of them" is an answer.
+
+    The hypotheses (a list, or a dict by name) have the same inputs and answers, and `inputs` are inputs alone, as
+    `localize` takes them. They are recorded once and split once: half to fit, a quarter to calibrate, a quarter to
+    test. Every hypothesis gets a quick search by closed forms. The best `finalists` of them (None: all) that are not
+    far behind get the whole `method` and all controls of a verdict. Then every hypothesis predicts what swaps of one or
+    several of its variables do, on the same held-out pairs, and its handles are to make that come true. A hypothesis
+    holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Banks have
+    `size` pairs. For a `LanguageModel`, `options` choose the places: layers, kinds, memory.
+    """
+    begun = time.perf_counter()
+    if finalists is not None and finalists < 1:
+        raise PlotError(f"`finalists` must be at least 1, or None for all; found {finalists}.")
+    if not isinstance(method, Method) and method not in METHODS:
+        raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
+    field = gather(hypotheses, inputs)
+    if isinstance(subject, LanguageModel):
+        first = field.rivals[0].hypothesis
+        if not isinstance(first, Hypothesis):
+            raise PlotError("A language model needs hypotheses with a template and answers, not bare CausalModels.")
+        subject = bind(subject, first, **options)
+    elif options:
+        raise PlotError(f"Unknown option '{next(iter(options))}': layers, kinds and memory are for language models.")
+    language = isinstance(subject, DecoderSubject)
+    look = as_readout(readout or ("logits" if language else "softmax"))
+    spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CouplingWarning)  # of hypotheses that are not there
+        contest = Contest.of(subject, field.accepting(look.accepts), look, size or (200 if language else 400), seed)
+        return contest.run(method, spec, finalists, begun)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A rival whose variables can be searched for: its banks over the one recording."""
+
+    rival: Rival
+    problem: Problem
+    tests: Mapping[tuple[str, str], BankRecording]
+    test: BankRecording
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Rivals on one recording, with the inputs split once for all."""
+
+    subject: Subject
+    field: Field
+    readout: Readout
+    size: int
+    seed: int
+    recording: Recording
+    """Row k of the field's inputs is base and source of pair k."""
+    part: Int[Tensor, " rows"]
+    """0: fit, 1: calibration, 2: test."""
+    agrees: Mapping[str, Bool[Tensor, " rows"]]
+    """By rival: which inputs it answers as the network does."""
+
+    @classmethod
+    def of(cls, subject: Subject, field: Field, readout: Readout, size: int, seed: int) -> Contest:
+        """Record all inputs, once."""
+        rows = field.rows
+        if len(rows) < LEAST_ROWS:
+            raise PlotError(f"There are {len(rows)} distinct inputs; at least {LEAST_ROWS} are needed to compare on.")
+        [recording] = record_pairs(subject, (rows, rows))
+        outputs = recording.base_outputs.unsqueeze(0)
+        agrees = {
+            r.name: readout.correct(outputs, r.causal.answer(rows).to(outputs.device))[0].cpu() for r in field.rivals
+        }
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(rows), generator=generator)
+        part = torch.empty_like(order)
+        part[order] = torch.bucketize(torch.arange(len(rows)) / len(rows), torch.tensor([0.5, 0.75]), right=True)
+        return cls(subject, field, readout, size, seed, recording, part, agrees)
+
+    def run(self, method: str | Method, spec: SignatureSpec, finalists: int | None, begun: float) -> Comparison:
+        """Search, judge, predict, rank."""
+        entrants, standings = [], []
+        for rival in self.field.rivals:
+            entrant = self._entrant(rival)
+            share = float(self.agrees[rival.name].double().mean())
+            if isinstance(entrant, str):
+                standings.append(Standing(rival.name, Stand.FAILS, entrant, share))
+            else:
+                entrants.append(entrant)
+        quick = {e.rival.name: QUICK.run(e.problem)[0] for e in entrants}
+        weakest = {n: min(h.chosen["calibration_score"] for h in s.handles.values()) for n, s in quick.items()}
+        chosen = finalists_of(weakest, finalists)
+        common, scored = self._common(entrants), {}
+        for entrant in entrants:
+            name = entrant.rival.name
+            if name in chosen:
+                handles, verdicts = self._searched(entrant, method, spec)
+            else:
+                handles = dict(quick[name].handles)
+                verdicts = {v: quick_verdict(h, entrant.tests, self.readout) for v, h in handles.items()}
+            explained = faithful = None
+            if all(map(linear, handles.values())):
+                scored[name] = self._predictions(entrant.rival, handles, *common)
+                explained, faithful = common_share(scored[name], common[0]), self._faithful(entrant, handles)
+            stand, why = standing_of(verdicts, explained)
+            share = float(self.agrees[name].double().mean())
+            searched = "full" if name in chosen else "quick"
+            standings.append(Standing(name, stand, why, share, verdicts, handles, explained, faithful, searched))
+        standings.sort(key=lambda s: (s.stand is not Stand.HOLDS, -(s.explained.value if s.explained else -1)))
+        differences = self._differences(standings, scored, common[0])
+        first, *rest = standings
+        level = [
+            s for s in rest if Stand.FAILS not in (first.stand, s.stand) and differences[first.name, s.name].low <= 0
+        ]
+        tied = [s.name for s in level if first.stand is Stand.HOLDS and s.stand is Stand.HOLDS]
+        by_name = {r.name: r for r in self.field.rivals}
+        tells = [telling(self.field, by_name[first.name], by_name[s.name], self.seed) for s in level]
+        region = next((self._region(e, first.handles) for e in entrants if e.rival.name == first.name), None)
+        left = [s.name for s in standings if s.searched == "quick"]
+        notes = [f"not searched for by the whole method, after a quick look: {', '.join(left)}"] if left else []
+        seconds = time.perf_counter() - begun
+        return Comparison(
+            tuple(standings), differences, tuple(tied), tuple(tells), region, len(self.field.rows), seconds, notes
+        )
+
+    # -- a rival's banks ---------------------------------------------------------------------------------
+
+    def _entrant(self, rival: Rival) -> Entrant | str:
+        """The rival with its banks, or why it cannot be searched for."""
+        right = self.agrees[rival.name]
+        if int(right.sum()) < LEAST_ROWS:
+            return f"it answers only {int(right.sum())} of {len(right)} inputs as the network does"
+        generator = torch.Generator().manual_seed(self.seed)
+        try:
+            banks = [
+                balanced_bank(rival.causal, self.field.rows[right & (self.part == k)], name, self.size, generator)
+                for k, name in enumerate(SPLITS)
+            ]
+            splits = Splits.checked(banks[0], banks[1], banks[2].by_variable(), strict=True)
+        except PlotError as e:
+            return f"no pairs can be drawn for it: {e}"
+        fit, calibration, test = map(self._recorded, banks)
+        tests = {key: self._recorded(bank) for key, bank in splits.test.items()}
+        problem = Problem(self.subject, fit, calibration, rival.causal.variables, self.readout, self.seed)
+        return Entrant(rival, problem, tests, test)
+
+    @cached_property
+    def _place_of(self) -> dict[tuple[int, ...], int]:
+        return {tuple(row): k for k, row in enumerate(self.field.rows.tolist())}
+
+    def _index(self, rows: Int[Tensor, "pairs inputs"]) -> Int[Tensor, " pairs"]:
+        """Where given rows stand in the recording."""
+        at = torch.tensor([self._place_of[tuple(row)] for row in rows.tolist()], dtype=torch.long)
+        return self.recording.base_rows[at.to(self.recording.base_rows.device)]
+
+    def _pairs(self, base: Tensor, source: Tensor) -> Recording:
+        return Recording(self.subject, self.recording.store, self._index(base), self._index(source))
+
+    def _recorded(self, bank: Bank) -> BankRecording:
+        pairs = self._pairs(bank.base, bank.source)
+        return BankRecording(self.subject, pairs.store, pairs.base_rows, pairs.source_rows, bank)
+
+    # -- the search --------------------------------------------------------------------------------------
+
+    def _searched(
+        self, entrant: Entrant, method: str | Method, spec: SignatureSpec
+    ) -> tuple[dict[str, Handle], dict[str, Verdict]]:
+        """The handles and verdicts of the whole method, as `localize` finds them."""
+        places = self.subject.places
+        chosen = _method(method, self.subject, len(entrant.problem.variables), spec)
+
+        def at_random(draw: int) -> Method:
+            return random_like(method, draw, places) if isinstance(method, Method) else random_progressive(draw, places)
+
+        state, _ = chosen.run(entrant.problem)
+        judge = Judge(entrant.problem, entrant.tests, lambda subject, banks: record(subject, *banks))
+        found = judge.verdicts(chosen, state, at_random)
+        return dict(state.handles), {v.variable: v for v in found}
+
+    # -- predictions -------------------------------------------------------------------------------------
+
+    def _common(self, entrants: Sequence[Entrant]) -> tuple[Recording, Tensor, Tensor]:
+        """Held-out pairs that all rivals predict: an equal share of those drawn for each."""
+        each = max(1, 2 * self.size // max(1, len(entrants)))
+        base = torch.cat([e.test.bank.base[:each] for e in entrants]) if entrants else self.field.rows[:1]
+        source = torch.cat([e.test.bank.source[:each] for e in entrants]) if entrants else self.field.rows[:1]
+        return self._pairs(base, source), base, source
+
+    def _predictions(
+        self, rival: Rival, handles: Mapping[str, Handle], pairs: Recording, base: Tensor, source: Tensor
+    ) -> Scored:
+        sets = sets_of(rival.causal.variables, torch.Generator().manual_seed(self.seed))
+        return predicted(pairs, base, source, rival.causal, handles, sets, self.readout)
+
+    def _differences(
+        self, standings: Sequence[Standing], scored: Mapping[str, Scored], pairs: Recording
+    ) -> dict[tuple[str, str], Interval]:
+        drawn = Resampled(pairs.base_rows)
+        names = [s.name for s in standings if s.name in scored]
+        found = {n: drawn.share(scored[n]) for n in names}
+        return {
+            (a, b): Interval.of(found[a][0].value - found[b][0].value, found[a][1] - found[b][1], drawn.bases)
+            for k, a in enumerate(names)
+            for b in names[k + 1 :]
+        }
+
+    def _faithful(self, entrant: Entrant, handles: Mapping[str, Handle]) -> Interval | None:
+        """How often all that is not mentioned can be swapped without harm, over all variables."""
+        causal, right = entrant.rival.causal, self.agrees[entrant.rival.name]
+        rows = self.field.rows[right & (self.part == 2)]
+        kept, bases = [], []
+        for v, handle in handles.items():
+            generator = torch.Generator().manual_seed(self.seed)
+            base, source = unmentioned_pairs(causal, rows, v, max(20, self.size // 2), generator)
+            if not len(base):
+                continue
+            pairs = self._pairs(rows[base], rows[source])
+            outputs = respond(pairs, all_else(handle))
+            kept.append(self.readout.correct(outputs, causal.answer(rows[base]).to(outputs.device))[0].cpu())
+            bases.append(base)
+        if not kept:
+            return None
+        drawn = Resampled(torch.cat(bases))
+        flat = torch.cat(kept).unsqueeze(0)
+        nothing = torch.zeros_like(flat)
+        return drawn.share(Scored((tuple(handles),), flat, nothing, nothing))[0]
+
+    # -- where it fails ----------------------------------------------------------------------------------
+
+    def _region(self, entrant: Entrant, handles: Mapping[str, Handle]) -> Region | None:
+        """A rule for the base inputs on which the rival's telling predictions do not come true."""
+        if not all(map(linear, handles.values())):
+            return None
+        try:
+            (base, wrong), (test_base, test_wrong) = (self._failures(entrant, handles, part) for part in (1, 2))
+        except PlotError:  # too few inputs to draw pairs from
+            return None
+        if not len(base) or not len(test_base):
+            return None
+        group = torch.unique(test_base, dim=0, return_inverse=True)[1].numpy()
+        held_out = self._columns(entrant.rival, test_base), test_wrong, group
+        return find_region(
+            self._columns(entrant.rival, base), wrong, held_out, self._columns(entrant.rival, self.field.rows)
+        )
+
+    def _failures(self, entrant: Entrant, handles: Mapping[str, Handle], part: int) -> tuple[Tensor, np.ndarray]:
+        """Base inputs of predictions that something changes, among fresh pairs of a part, and which were wrong."""
+        rival, generator = entrant.rival, torch.Generator().manual_seed(self.seed + 1)
+        rows = self.field.rows[self.agrees[rival.name] & (self.part == part)]
+        bank = balanced_bank(rival.causal, rows, SPLITS[part], 3 * self.size, generator)
+        pairs = self._pairs(bank.base, bank.source)
+        scored = self._predictions(rival, handles, pairs, bank.base, bank.source)
+        base = bank.base.unsqueeze(0).expand(len(scored.sets), -1, -1)[scored.moved]
+        return base, (~scored.right[scored.moved]).double().numpy()
+
+    def _columns(self, rival: Rival, rows: Tensor) -> dict[str, list[Any]]:
+        """Inputs and variables of rows, in plain values."""
+        values = rival.causal.run(rows)
+        columns = {name: self.field.shown(name, values[name]) for name in self.field.inputs}
+        return columns | {v: rival.shown(v, values[v]) for v in rival.causal.variables}
+
+
+def finalists_of(weakest: Mapping[str, float], most: int | None) -> set[str]:
+    """Who is searched for by the whole method: the best few that are not far behind, and all that already do well."""
+    if most is None or not weakest:
+        return set(weakest)
+    close = sorted((n for n in weakest if weakest[n] >= max(weakest.values()) - BEHIND), key=lambda n: -weakest[n])
+    return {*close[:most], *(n for n in close if weakest[n] >= g.KEEPS)}
+
+
+def common_share(scored: Scored, pairs: Recording) -> Interval:
+    """The share of predictions that came true."""
+    return Resampled(pairs.base_rows).share(scored)[0]
+
+
+def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> tuple[Stand, str]:
+    """Whether a hypothesis holds, by its verdicts and its predictions; and what stands against it."""
+    lost = [v for v in verdicts.values() if v.status in (Status.ABSENT, Status.DECODABLE, Status.IN_PART)]
+    if lost:
+        return Stand.FAILS, ", ".join(f"{v.variable} {v.status}" for v in lost)
+    if explained is not None and explained.high < g.WORKS:
+        return Stand.FAILS, f"its variables are there, but joint swaps come true on {explained.value:.0%} only"
+    if all(v.status is Status.OUTPUT for v in verdicts.values()):
+        return Stand.UNDECIDED, "none of its variables can be told from the output with these inputs"
+    open_ones = [v.variable for v in verdicts.values() if v.status is Status.UNDECIDED]
+    if open_ones:
+        return Stand.UNDECIDED, f"{', '.join(open_ones)} undecided"
+    if explained is None or explained.low < g.WORKS:
+        return Stand.UNDECIDED, "whether its joint swaps come true is open"
+    return Stand.HOLDS, ""
+
+
+def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
+    if isinstance(method, Method):
+        return method
+    return progressive(subject.places, variables, spec, das=method == "plot-das")
