@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plot_ot.cli.common import Debug, Threads, budget, console
+from plot_ot.cli.common import Debug, Threads, console, memory_bytes
 from plot_ot.cli.localize import Kinds, Numbers, layer_numbers
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError
@@ -60,7 +60,7 @@ def compare_tasks(
         require_file(task)
     if len(tasks) < 2:
         raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
-    room, chosen = budget(memory), {"layers": layer_numbers(layers)} if layers else {}
+    room, chosen = memory_bytes(memory), {"layers": layer_numbers(layers)} if layers else {}
     torch.set_num_threads(threads)
     with redirect_stdout(sys.stderr):  # what the tasks print is not what we print
         modules = [load_task(task) for task in tasks]

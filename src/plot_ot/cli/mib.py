@@ -6,19 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from plot_ot.api import load_subject
-from plot_ot.cli.common import Quiet, Threads, budget, console, errors, printable
+from plot_ot.cli.common import Quiet, Threads, console, errors, memory_bytes, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
-from plot_ot.mib import Settings, submit
-from plot_ot.mib.cells import cells_of
-from plot_ot.mib.data import read_cities
-from plot_ot.mib.residual import METHODS
 
 
 def mib(
@@ -52,6 +46,14 @@ def mib(
     quiet: Quiet = False,
 ) -> None:
     """Write a submission to the causal-variable track of MIB, the Mechanistic Interpretability Benchmark."""
+    import torch
+
+    from plot_ot.api import load_subject
+    from plot_ot.mib import Settings, submit
+    from plot_ot.mib.cells import cells_of
+    from plot_ot.mib.data import read_cities
+    from plot_ot.mib.residual import METHODS
+
     if method not in METHODS:
         unknown("method", method, METHODS)
     chosen = None if heads is None else _heads(heads)
@@ -73,7 +75,7 @@ def mib(
         None,
         chosen,
         head_count,
-        budget(memory),
+        memory_bytes(memory),
         seed,
     )
     cells = cells_of(type(loaded.model).__name__, task, variable)
