@@ -113,8 +113,12 @@ def test_f05_other_data_of_the_same_seed_is_refused(cache, tmp_path, monkeypatch
         study(tmp_path / "run", ["full-vector", "brute-force"])
 
 
-def test_f05_a_method_of_the_same_name_with_other_settings_is_refused(cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize("handles", ["there", "lost"])
+def test_f05_a_method_of_the_same_name_with_other_settings_is_refused(cache, tmp_path, monkeypatch, handles):
+    """Also where its handles are lost: readers still show its numbers, beside those that would be made now."""
     study(tmp_path / "run")
+    if handles == "lost":
+        shutil.rmtree(tmp_path / "run" / "handles")
     methods = HierarchicalEquality.methods
 
     def changed(self):

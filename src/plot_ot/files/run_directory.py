@@ -168,10 +168,9 @@ class RunDirectory:
             if at != seed:
                 continue
             try:
-                unit = self._checked(seed, path)
+                told = self._placed(seed, path)[OF]  # with or without its handles, its numbers are shown
             except Damaged:
                 continue  # it will be made anew, or compiling names it
-            told = unit[OF]
             if told["unit"] == "failed" or (names is not None and told["unit"] not in names):
                 continue
             if said := differences(told, of):
@@ -181,10 +180,15 @@ class RunDirectory:
         return {"config": config_digest(self.manifest["config"]), "versions": self.manifest.get("versions", {})}
 
     def _checked(self, seed: int, path: Path) -> Json:
+        """A unit that is whole, where it belongs, of this run's configuration and versions, and has its handles."""
+        unit = self._placed(seed, path)
+        check_handles(self.path, seed, unit)
+        return unit
+
+    def _placed(self, seed: int, path: Path) -> Json:
         """A unit that is whole, where it belongs, and of this run's configuration and versions."""
         unit = parse_unit(path)
         check_place(path, seed, unit)
-        check_handles(self.path, seed, unit)
         if said := differences(unit[OF], self._own()):
             raise PlotError(f"{path} is of {said}. Delete it, or set the run aside with --start-over.")
         return unit
