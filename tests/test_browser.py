@@ -34,6 +34,7 @@ from browsing import (
 )
 from nets import PARITIES, PARITY_ROWS, random_parities
 from plot_ot.files.locks import Lock
+from plot_ot.files.seals import sealed
 from plot_ot.report.page import write_page
 from plot_ot.report.serve import Server
 from report_runs import FAMILIES, NASTY, SPOKEN, VARIABLES, records, text_run
@@ -102,7 +103,7 @@ def test_opening_a_large_run_is_measured(browser, tmp_path):
         results[name] += [
             {**r, "method": f"{r['method']}-2"} for r in results[name] if r["method"].startswith(("plot", "das"))
         ]
-    (run.path / "results.json").write_text(json.dumps(results))
+    (run.path / "results.json").write_text(json.dumps(sealed(results)))
     target = write_page([run.path])
     visit(browser, target)
     times = browser.execute_script(

@@ -10,6 +10,7 @@ from torch import nn
 pytest.importorskip("selenium", reason="Selenium is not installed: pip install plot-ot[browser]")
 import plot_ot
 from browsing import complaints, every, look, needs_browser, one, open_browser, soon, visit
+from plot_ot.files.seals import sealed
 from plot_ot.report.page import write_page
 from plot_ot.report.serve import Server
 from report_runs import PLACES, records, text_run
@@ -55,7 +56,7 @@ def report(tmp_path_factory):
                 {**r, "place": n, "layer": last[n].layer, "token": last[n].token, "score": s, "low": s - 0.1, "high": s}
                 for n, s in scores.items()
             ]
-    (path / "results.json").write_text(json.dumps(results))
+    (path / "results.json").write_text(json.dumps(sealed(results)))
     return write_page([path])
 
 
@@ -217,7 +218,7 @@ def test_b9_a_phone_keeps_titles_and_labels_and_noise_is_no_cliff(browser, repor
     for name, rows in results.items():
         if isinstance(rows, list):
             results[name] = [r for r in rows if r.get("method") in ("das", "no-edit", "copy-source", "controls")]
-    (path / "results.json").write_text(json.dumps(results))
+    (path / "results.json").write_text(json.dumps(sealed(results)))
     visit(browser, write_page([path]))
     chart = "figure[data-chart=accuracy] "
     assert every(browser, chart + ".xtitle")

@@ -17,6 +17,7 @@ from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_layout import handle_path
 from plot_ot.files.run_reading import read_run
+from plot_ot.files.seals import digest, sealed
 from plot_ot.handles import Edit, Handle
 from plot_ot.report import figures, handle_figure, style
 from plot_ot.report.figures import draw_figures
@@ -120,7 +121,8 @@ def test_an_empty_run_draws_nothing_and_removes_old_figures(tmp_path):
 def test_lists_and_couplings_that_are_not_there_leave_out_their_figures_only(tmp_path):
     run = make_run(tmp_path / "run")
     results = json.loads((run.path / "results.json").read_text())
-    (run.path / "results.json").write_text(json.dumps({k: results[k] for k in ("task", "units", "selection")}))
+    fewer = {k: results[k] for k in ("task", "units", "selection")} | {"couplings": digest([])}
+    (run.path / "results.json").write_text(json.dumps(sealed(fewer)))
     (run.path / "couplings.json").unlink()
     left = {name for name in NAMES if drawn(run, name) is not None}
     assert left == {"handles", "sizes", "layers"}
@@ -186,7 +188,7 @@ def test_runtime_stacks_the_parts_and_marks_the_published_seconds(tmp_path):
     points = {line.get_label(): line.get_xdata().tolist() for line in right.lines}
     assert points["published, other machine"] == [4.4, 131.0]
     results = json.loads((run.path / "results.json").read_text())
-    (run.path / "results.json").write_text(json.dumps({**results, "task": "something else"}))
+    (run.path / "results.json").write_text(json.dumps(sealed({**results, "task": "something else"})))
     assert "published" not in words(drawn(run, "runtime"))
 
 
@@ -226,7 +228,7 @@ def test_the_summary_shows_accuracy_against_seconds_with_the_published_points_ma
     for expected in ("published, other machine", "0.991 ± 0.008", "uniform banks", "1, 2", "no-edit 0.930"):
         assert expected in said, expected
     results = json.loads((run.path / "results.json").read_text())
-    (run.path / "results.json").write_text(json.dumps({**results, "task": "something else"}))
+    (run.path / "results.json").write_text(json.dumps(sealed({**results, "task": "something else"})))
     assert "ublished" not in words(drawn(run, "summary")) + words(drawn(run, "accuracy"))
 
 

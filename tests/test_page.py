@@ -13,6 +13,7 @@ import report_runs
 from plot_ot.errors import PlotError
 from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_reading import read_run
+from plot_ot.files.seals import sealed
 from plot_ot.report import payload as payloads
 from plot_ot.report.page import fragment, page, unwrapped, write_page
 from plot_ot.report.summary import best_method
@@ -238,7 +239,7 @@ def test_names_and_prompts_cannot_become_markup(tmp_path, monkeypatch):
     for r in [*results["verdicts"], *results["records"]]:
         r["method"] = NASTY if r["method"] == "das" else r["method"]
     results["verdicts"][0]["sentence"] = NASTY
-    (run.path / "results.json").write_text(json.dumps(results))
+    (run.path / "results.json").write_text(json.dumps(sealed(results)))
     document = Document(page([run.path]))
     assert len(document.scripts) == 4
     assert sum("nonce" in s for s in document.scripts) == 2
@@ -289,7 +290,7 @@ def test_ten_seeds_stay_below_six_megabytes(tmp_path, monkeypatch):
     run = text_run(tmp_path / "large", seeds=tuple(range(1, 11)))
     results = json.loads((run.path / "results.json").read_text())
     more = [{**s, "method": f"{s['method']}-{k}"} for k in range(4) for s in results["surfaces"]]
-    (run.path / "results.json").write_text(json.dumps(results | {"surfaces": results["surfaces"] + more}))
+    (run.path / "results.json").write_text(json.dumps(sealed(results | {"surfaces": results["surfaces"] + more})))
     target = write_page([run.path])
     assert target == run.path / "report.html"
     assert target.stat().st_size <= 6_000_000
@@ -336,7 +337,7 @@ def change(path, name, what):
         del results[name]
     else:
         what(results[name][0])
-    (path / "results.json").write_text(json.dumps(results))
+    (path / "results.json").write_text(json.dumps(sealed(results)))
 
 
 def cut_a_plan(path):

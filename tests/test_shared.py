@@ -17,6 +17,7 @@ from plot_ot.errors import PlotError
 from plot_ot.files.privacy import shared_command, shared_path
 from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_reading import read_run
+from plot_ot.files.seals import sealed
 from plot_ot.files.writing import write_atomically
 from plot_ot.report.page import run_page, write_page
 from plot_ot.report.paper_tables import paper_tables, render
@@ -42,9 +43,10 @@ def call(monkeypatch, *words: str) -> int:
 
 
 def changed(run: Path, change) -> Path:
+    """The run with other results, sealed again: otherwise readers would take the units instead."""
     results = json.loads((run / "results.json").read_text())
     change(results)
-    (run / "results.json").write_text(json.dumps(results))
+    (run / "results.json").write_text(json.dumps(sealed(results)))
     return run
 
 
