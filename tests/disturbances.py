@@ -276,7 +276,7 @@ class Campaign:
             return
         whole = [numbers(self.clean(w, SEEDS, METHODS)) for w in dict.fromkeys(worlds)]
         if not any(all(w.get(k) == v for k, v in shown.items()) for w in whole):
-            wrong = next(k for k, v in shown.items() if all(w.get(k) != v for w in whole)) if whole else "mixed"
+            wrong = next((k for k, v in shown.items() if all(w.get(k) != v for w in whole)), "a mixture of worlds")
             self.fail(f"a reader shows what no run says: {wrong}", story)
 
     def sequence(self, number: int) -> None:
