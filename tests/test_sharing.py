@@ -41,7 +41,7 @@ def example(subject: MLPSubject, **chosen: object) -> Handle:
 
 def verdict(sentence: str = "carry is at layer 1.") -> Verdict:
     numbers = {"handle": 0.97, "copy_source": 0.1, "random_best": 0.4, "full_patch": 0.5, "invariance": 0.99}
-    gate = works(Accuracy(0.97, 0.94, 1.0, 200), 60, 60)
+    gate = works(Accuracy(0.97, 0.94, 1.0, 200), 60)
     return Verdict("carry", Status.PLACED, sentence, numbers, (gate,))
 
 

@@ -118,7 +118,7 @@ class PrefixCache:
         self.layers = layers
         self.tail = tail
         """Tokens at the end of a prompt that may be run again."""
-        self.nodes = None if trie is None or not len(bases) else KeptNodes(trie, bases, last=tail > 1)
+        self.nodes = None if trie is None or not len(bases) else KeptNodes(trie, bases, last=tail > 1 or bool(entries))
         """The nodes that the slots need, where prompts were recorded as a trie."""
         self.residuals: dict[int, Shaped[Tensor, "..."]] = dict.fromkeys(entries, torch.empty(0))
         """The tail's residual before those blocks (or after the last) at which a resumed pass may enter: [slots, tail,
