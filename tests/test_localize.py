@@ -228,8 +228,7 @@ def test_the_reports_zoom_ends_in_the_directions_of_a_closed_form(closed, tmp_pa
     closed.save(tmp_path)
     data = payload(read_run(tmp_path))
     levels = data["zoom"]["0"]["closed"]["left"]["levels"]
-    assert [v["title"] for v in levels] == ["layers", "reads", "writes"]
-    read = closed.handles["left"].edits[0].frame.read[:, 0].abs()
-    assert [i[1] for i in levels[1]["items"]] == pytest.approx(read.tolist(), rel=1e-4)
-    assert [i[0] for i in levels[1]["items"] if i[4]] == ["layer1[0]", "layer1[1]"]
+    assert [v["title"] for v in levels] == ["layers", "direction"]
+    read, frame = levels[1]["strips"][0]["reads"], closed.handles["left"].edits[0].frame.read[:, 0]
+    assert torch.nn.functional.cosine_similarity(torch.tensor(read), frame.float(), dim=0).abs() > 0.999
     assert all(not s["after"] for s in data["couplings"]["0"]["closed"]["left"]["stages"])
