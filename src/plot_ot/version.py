@@ -1,6 +1,6 @@
 """The library's version, and those of what can change a result; importable from anywhere."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def library_versions() -> dict[str, str]:
