@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plot_ot
 from nets import mlp, rand
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
@@ -273,3 +274,60 @@ def test_language_models_are_told_apart_by_what_their_weights_do_not_show() -> N
     model.config.hidden_act = "silu"
     model.config._attn_implementation = "eager"  # another way to compute the same
     assert DecoderSubject(model, encode, ANSWERS).identity() == before
+
+
+# -- places crossed with positions ---------------------------------------------------------------------------------
+
+
+class Tagged(nn.Module):
+    """Two layers over three tokens of width 4, read off at the last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1000)
+        self.first, self.second, self.read = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(torch.tanh(self.second(torch.tanh(self.first(x)))).flatten(1))
+
+
+def test_places_are_crossed_with_tokens():
+    """As if every place had been spelled by hand, in recordings and under edits."""
+    net, rows = Tagged(), rand(3, 5, 3, 4)
+    crossed = plot_ot.load_subject(net, places=["first", "second"], example=rows[:1], tokens=3)
+    names = {f"{layer}@{t}": (layer, t) for layer in ("first", "second") for t in range(3)}
+    assert [p.name for p in crossed.places] == list(names)
+    assert [p.token for p in crossed.places] == ["0", "1", "2"] * 2
+    spelled = ModuleSubject(
+        net, {n: m for n, (m, _) in names.items()}, rows, position={n: t for n, (_, t) in names.items()}
+    )
+    one, two = crossed.record(rows), spelled.record(rows)
+    for name, (layer, t) in names.items():
+        assert torch.equal(one.activations[name], two.activations[name])
+        assert torch.equal(
+            one.activations[name], getattr(net, layer)(rows if layer == "first" else torch.tanh(net.first(rows)))[:, t]
+        )
+    [place] = [p for p in crossed.places if p.name == "first@1"]
+    edited, at = rand(4, 2, 5, 4), torch.arange(5)
+    assert torch.equal(crossed.resume(one, at, place, edited, {}), spelled.resume(two, at, place, edited, {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"position": []}, ["at least one"]),
+        ({"position": [1, 1]}, ["different whole numbers"]),
+        ({"position": [0, "last"]}, ["whole numbers", "last"]),
+        ({"position": {"first": [1, 2]}}, ["[1, 2]", "one list of indices for all places"]),
+        ({"position": "last"}, ["'last'", "an index"]),
+        ({"tokens": 0}, ["1 or more"]),
+        ({"tokens": 3, "position": 1}, ["not both"]),
+    ],
+    ids=str,
+)
+def test_strange_positions_are_refused(options, said):
+    assert_refused(lambda: plot_ot.load_subject(Tagged(), places=["first"], example=rand(5, 1, 3, 4), **options), said)
+
+
+def test_tokens_without_places_are_refused():
+    assert_refused(lambda: plot_ot.load_subject("tiny", tokens=3), ["goes with the `places`"])

@@ -40,7 +40,9 @@ Places = Mapping[str, str] | Sequence[str]
 @overload
 def load_subject(model: CausalModel, *, example: Tensor, places: Places | None = None) -> CausalSubject: ...
 @overload
-def load_subject(model: nn.Module, *, places: Places, example: Tensor, **options: Any) -> Subject: ...
+def load_subject(
+    model: nn.Module, *, places: Places, example: Tensor, tokens: int | None = None, **options: Any
+) -> Subject: ...
 @overload
 def load_subject(
     model: str | os.PathLike[str] | nn.Module,
@@ -67,6 +69,7 @@ def load_subject(
     *,
     places: Places | None = None,
     example: Tensor | None = None,
+    tokens: int | None = None,
     adapter: str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
     **options: Any,
@@ -79,7 +82,8 @@ def load_subject(
       device_map, revision, attn_implementation, gguf_file) and to the subject (layers, kinds, memory).
     - A TransformerLens `TransformerBridge` or an nnsight `LanguageModel`: the Hugging Face model inside it.
     - An `nn.Sequential` of linear layers and activations, as it is.
-    - Any other module, with the `places` (names of submodules) to look at and an `example` input row.
+    - Any other module, with the `places` (names of submodules) to look at and an `example` input row; where these
+      submodules put out one vector a token, `tokens` says how many there are, and every place is looked at in each.
     - A `CausalModel`, with input rows as `example`: exact ground truth, or one causal model aligned with another.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled module's own
@@ -94,12 +98,18 @@ def load_subject(
     if isinstance(model, nn.Module) and places is not None:
         if example is None:
             raise PlotError("Give an `example` input row: the places' widths are found by running it once.")
+        if tokens is not None:
+            if tokens < 1 or "position" in options:
+                raise PlotError(f"Give `tokens` (1 or more) or a `position`, not both; found {tokens} tokens.")
+            options["position"] = range(tokens)
         paths = list(places.values()) if isinstance(places, Mapping) else list(places)
         children = {name for name, _ in model.named_children()}
         one_by_one = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
         if isinstance(model, nn.Sequential) and one_by_one and set(paths) <= children and "position" not in options:
             return SequentialSubject(model, places, example, **options)
         return ModuleSubject(model, places, example, **(hooked_options() if is_hooked(model) else {}) | options)
+    if tokens is not None:
+        raise PlotError("`tokens` goes with the `places` of a module; language models take named or all positions.")
     if isinstance(model, nn.Sequential):
         return MLPSubject(model, **options)
     start = time.perf_counter()

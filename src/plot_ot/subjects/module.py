@@ -38,7 +38,7 @@ class ModuleSubject(Subject):
     run. `position`, one for all places or a mapping from places, picks a part of an output [rows, n, ...]: the index
     of a token (or channel, or timestep) along its second dimension, or a function from input rows to such indices,
     which finds it separately in every base and source; of images [rows, channels, height, width] a tuple (y, x) is the
-    channels' vector at a pixel.
+    channels' vector at a pixel. A list of indices crosses all places with them: `path@0`, `path@1`, ... each a place.
 
     `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments);
     `output` turns what it returns into a tensor of outputs.
@@ -50,7 +50,7 @@ class ModuleSubject(Subject):
         places: Sequence[str] | Mapping[str, str],
         example: Tensor,
         *,
-        position: Position | Mapping[str, Position] = None,
+        position: Position | list[int] | range | Mapping[str, Position] = None,
         encode: Callable[[Tensor], Any] | None = None,
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
@@ -60,7 +60,11 @@ class ModuleSubject(Subject):
         paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
         if not paths:
             raise PlotError("A subject needs at least one place; name the submodules to look at.")
-        positions = position if isinstance(position, Mapping) else dict.fromkeys(paths, position)
+        if isinstance(position, (list, range)):
+            paths, positions = _crossed(paths, position)
+        else:
+            same: dict[str, Position] = {} if isinstance(position, Mapping) else dict.fromkeys(paths, position)
+            positions = dict(position) if isinstance(position, Mapping) else same
         for name in positions:
             if name not in paths:
                 unknown("place with a position", name, list(paths))
@@ -282,12 +286,26 @@ def _repeated(encoded: Any, rows: int, times: int) -> Any:
     return encoded
 
 
+def _crossed(paths: Mapping[str, str], at: list[int] | range) -> tuple[dict[str, str], dict[str, Position]]:
+    """Every place at every one of some indices, by names such as `block@3`."""
+    if not at or len(set(at)) < len(at) or not all(isinstance(k, int) and not isinstance(k, bool) for k in at):
+        raise PlotError(f"A list of positions holds different whole numbers, at least one; found {list(at)}.")
+    crossed = {f"{name}@{k}": (path, k) for name, path in paths.items() for k in at}
+    return {name: path for name, (path, _) in crossed.items()}, {name: k for name, (_, k) in crossed.items()}
+
+
 def _tap(path: str, known: Mapping[str, nn.Module], position: Position) -> Tap:
     name, _, run = path.partition("#")
     if name not in known:
         unknown("submodule", name, [n for n in known if n])
     if run and not run.isdigit():
         raise PlotError(f"'{path}' does not name a run of '{name}': write a number, '{name}#0' for the first.")
+    pixel = isinstance(position, tuple) and all(isinstance(k, int) for k in position)
+    if not (position is None or isinstance(position, int) or pixel or callable(position)):
+        raise PlotError(
+            f"The position of '{path}' is {position!r}; expected an index, a tuple (y, x), a function of rows, or "
+            f"one list of indices for all places."
+        )
     return Tap(known[name], int(run) if run else None, position)
 
 
