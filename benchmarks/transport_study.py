@@ -141,6 +141,14 @@ def hypothesis(cell: Cell, latent: int) -> CausalModel:
     return CausalModel(inputs, {**mechanisms, "y": Mechanism(tuple(variables), together)}, "y", variables)
 
 
+def pairs(variables: int, count: int, latent: int, generator: torch.Generator) -> Tensor:
+    """Bases and sources at random, drawn again if some variable never differs."""
+    while True:
+        drawn = torch.randint(2, (2, count, latent), generator=generator)
+        if bool((drawn[0] != drawn[1])[:, :variables].any(dim=0).all()):
+            return drawn
+
+
 def judged(cell: Cell, seed: int) -> dict[str, float]:
     """Every ranking's accuracy on test pairs, sensitivity and invariance in equal parts, the mean over variables."""
     generator = torch.Generator().manual_seed(seed)
@@ -148,7 +156,7 @@ def judged(cell: Cell, seed: int) -> dict[str, float]:
     causal = hypothesis(cell, net[0].in_features)
     subject, readout = MLPSubject(net), as_readout("sigmoid" if cell.outputs == "bits" else "softmax")
     sizes = cell.pairs, CALIBRATION, TEST
-    drawn = [torch.randint(2, (2, n, net[0].in_features), generator=generator) for n in sizes]
+    drawn = [pairs(cell.variables, n, net[0].in_features, generator) for n in sizes]
     fit, calibration, test = record(subject, *(Bank.from_pairs(causal, *rows) for rows in drawn))
     right = readout.decide(net(drawn[2][0].double())) == causal.answer(drawn[2][0])
     if not right.all():
