@@ -22,9 +22,10 @@ import plot_ot
 from plot_ot.files.writing import Json, write_atomically
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from pages import version
 from truth.kinds import ROWS
 from truth.programs import HYPOTHESES, OTHERS, PROGRAMS, switched, trained, wired
-from verdict_campaign import share, version
+from verdict_campaign import share
 
 SIZE = 120
 METHOD = plot_ot.Method("closed-form", "closed forms at every place", (plot_ot.ClosedForm(),))

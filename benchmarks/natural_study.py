@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
 
 import torch
 
-import plot_ot
 from measuring import timed
-from pages import markdown
+from pages import markdown, version
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.naturalness import naturalness
@@ -107,19 +104,6 @@ def unit(network: str, seed: int) -> Json:
 
 def _mean(right: torch.Tensor) -> float:
     return float(right.double().mean())
-
-
-@lru_cache(maxsize=1)
-def version() -> str:
-    """The commit of the code that runs."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
-    return described.stdout.strip() or plot_ot.__version__
 
 
 # -- the page -------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 
 from measuring import timed
-from natural_study import version
-from pages import markdown
+from pages import markdown, version
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.methods import Method

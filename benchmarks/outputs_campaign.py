@@ -16,8 +16,9 @@ import torch
 import plot_ot
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from pages import version
 from truth import regression
-from verdict_campaign import share, version
+from verdict_campaign import share
 
 
 def main() -> None:

@@ -7,12 +7,27 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from plot_ot import __version__
 from plot_ot.files.run_reading import Reading, read_run
 from plot_ot.files.writing import Json
 from plot_ot.report.tables import average_by_seed, banks_in, mean_sd, methods_in, stretch_of
+
+
+@lru_cache(maxsize=1)
+def version() -> str:
+    """The commit of the code that runs."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    return described.stdout.strip() or __version__
 
 
 def run_study(task: str, options: Sequence[str], out: Path) -> Reading:

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 import plot_ot
-from natural_study import version
-from pages import markdown
+from pages import markdown, version
 from plot_ot.files.writing import write_atomically
 from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.stages.choose import TrainDas

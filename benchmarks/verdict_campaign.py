@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ import torch
 from scipy.stats import beta
 
 import plot_ot
-from pages import markdown
+from pages import markdown, version
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.result import Result
 from plot_ot.tasks import MultipleChoice, mcqa_data
@@ -99,19 +98,6 @@ def judged(known: Known, variable: str, result: Result) -> Json:
         "sentence": verdict.sentence,
         "evidence": dict(verdict.evidence),
     }
-
-
-@lru_cache(maxsize=1)
-def version() -> str:
-    """The commit that runs."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
-    return described.stdout.strip() or plot_ot.__version__
 
 
 def run(campaign: str, seeds: Sequence[int], out: Path, only: Sequence[str], methods: Sequence[str]) -> None:
