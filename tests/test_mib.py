@@ -45,7 +45,7 @@ def submission(models, data, tmp_path_factory) -> Path:
     for kind, found in models.items():
         with pytest.MonkeyPatch.context() as patch:
             if kind == "Qwen2ForCausalLM":  # transformers reads any tokenizer beside a Qwen2 model as Qwen's own
-                patch.setattr("plot_ot.cli.mib.load_subject", lambda *_, found=found, **__: found)
+                patch.setattr("plot_ot.api.load_subject", lambda *_, found=found, **__: found)
             at = folder / "models" / kind
             found.model.save_pretrained(at)
             found.tokenizer.save_pretrained(at)
