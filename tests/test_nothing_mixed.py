@@ -150,7 +150,9 @@ def test_f06_a_result_of_another_network_is_not_saved_over_the_first(tmp_path, m
 def test_f07_a_run_of_other_versions_is_refused(cache, tmp_path, monkeypatch):
     study(tmp_path / "run")
     monkeypatch.setattr("plot_ot.studies.running.library_versions", lambda: {"plot_ot": "0.0.1", "torch": "9"})
-    with pytest.raises(PlotError, match=rf"other versions .*plot_ot: {re.escape(plot_ot.__version__)} there, 0\.0\.1 here"):
+    with pytest.raises(
+        PlotError, match=rf"other versions .*plot_ot: {re.escape(plot_ot.__version__)} there, 0\.0\.1 here"
+    ):
         study(tmp_path / "run", ["brute-force"])
 
 
