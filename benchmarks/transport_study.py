@@ -230,7 +230,8 @@ def page(out: Path, command: str) -> list[str]:
         "",
         f"Made by `{command}`. {count} networks a cell. Accuracy on test pairs, half sensitivity and half invariance, "
         "mean over variables and networks. All rankings see the same pairs and are followed by the same search for K "
-        "and λ. The last column compares the best kind of transport with the best other ranking on the same networks, "
+        "and λ. The last column compares the best kind of transport with the best of three other rankings, both picked "
+        "after the fact, on the same networks, "
         f"with a 95 % interval; bold where the whole interval is beyond {MARGIN:g}.",
         "",
         f"Transport wins by {MARGIN:g} or more in {sum(m - h >= MARGIN for m, h in gaps)} of {len(cells)} cells, loses "
