@@ -141,9 +141,9 @@ def load_subject(
 def bind(model: LanguageModel, hypothesis: Hypothesis, **options: Any) -> DecoderSubject:
     """A language model with a hypothesis' prompts, answers and named tokens."""
     answers = hypothesis.answer_tokens(model.tokenizer)
-    positions = hypothesis.token_positions(model.tokenizer)
+    named = hypothesis.named_tokens(model.tokenizer)
     encode = hypothesis.encoder(model.tokenizer, model.bos)
-    return DecoderSubject(model.model, encode, answers, positions=positions, **options)
+    return DecoderSubject(model.model, encode, answers, positions=named.functions(), spans=named.sizes, **options)
 
 
 def localize(

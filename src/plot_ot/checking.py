@@ -116,7 +116,7 @@ def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = 
             _look_at_banks(found, hypothesis, causal, rows, given)
         if isinstance(hypothesis, Hypothesis) and hypothesis.has_prompts:
             with found.part():
-                _look_at_prompts(found, hypothesis, rows)
+                _look_at_prompts(found, hypothesis, rows, tokenizer)
             with found.part():
                 _look_at_tokens(found, hypothesis, rows, tokenizer)
         elif tokenizer is not None:
@@ -235,10 +235,12 @@ def _spelled(model: Hypothesis | CausalModel, answer: Any) -> str:
 # -- prompts and tokens -----------------------------------------------------------------------------------------
 
 
-def _look_at_prompts(found: Checkup, hypothesis: Hypothesis, rows: Tensor) -> None:
+def _look_at_prompts(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokenizer: Any) -> None:
     """Check that every prompt can be made, has its named positions, and means one answer."""
     distinct = distinct_rows(rows)
-    located = hypothesis.located(distinct)
+    if hypothesis.has_chats and tokenizer is None:
+        found.notes.append("the chat below is a transcript: what the model reads is written by its tokenizer")
+    located = hypothesis.located(distinct, tokenizer)
     answers = [str(hypothesis.answers[k]) for k in hypothesis.causal.answer(distinct).tolist()]
     found.example = Example(located[0][0], answers[0], located[0][1])
     known: dict[str, str] = {}
@@ -260,15 +262,22 @@ def _look_at_tokens(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokeni
     answers = hypothesis.answers
     found.tokens = {a: [tokenizer.decode([t]) for t in g] for a, g in zip(answers, groups, strict=True)}
     distinct = distinct_rows(rows)
-    for prompt in hypothesis.render(distinct[:PROMPTS_TRIED]):
+    for prompt in hypothesis.render(distinct[:PROMPTS_TRIED], tokenizer):
         silent = prompts.unreachable_answers(tokenizer, prompt, answers, groups)
         if silent:
             hint = " Remove the space at its end." if prompt[-1].isspace() else ""
+            if hypothesis.has_chats:
+                hint = " A chat's answer has no space before it: use answers that are single tokens without one."
             raise PlotError(
                 f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are no single token of theirs.{hint}"
             )
-    tokens = {name: at(distinct) for name, at in hypothesis.token_positions(tokenizer).items()}
+    places = hypothesis.named_tokens(tokenizer)
+    found.notes += places.notes
+    tokens = {name: at(distinct) for name, at in places.functions().items()}
     if found.example is not None:
-        ids = hypothesis.encoder(tokenizer, None)(distinct[:1])[0][0]
-        named = {n: (int(at[0]), tokenizer.decode([int(ids[at[0]])])) for n, at in tokens.items()}
+        ids = hypothesis.encoder(tokenizer, None)(distinct[:1])[0][0].tolist()
+        named = {}
+        for name, at in tokens.items():
+            start = len(ids) + int(at[0])
+            named[name] = int(at[0]), tokenizer.decode(ids[start : start + places.sizes.get(name, 1)])
         found.example = Example(found.example.prompt, found.example.answer, found.example.positions, named)

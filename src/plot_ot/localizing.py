@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -99,7 +100,8 @@ class Question:
         if self.tokenizer is None or not isinstance(self.hypothesis, Hypothesis):
             return None
         assert isinstance(self.subject, DecoderSubject)  # noqa: S101
-        return Wording(self.hypothesis.render, self.hypothesis.answers, self.subject.watching(rest=True))
+        render = partial(self.hypothesis.render, tokenizer=self.tokenizer)
+        return Wording(render, self.hypothesis.answers, self.subject.watching(rest=True))
 
     def right(self, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
         """Rows that the network answers as the hypothesis does; where it answers in words, this is their recording."""

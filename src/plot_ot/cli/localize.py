@@ -77,9 +77,11 @@ def localize_task(
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError(f"{task} defines a bare CausalModel; a language model needs a Hypothesis with a template.")
         given = read_pairs(given)
-        given.rows(hypothesis)
+        rows, _ = given.rows(hypothesis)
         if not Path(model).expanduser().is_file():  # a GGUF file has its tokenizer inside
-            hypothesis.answer_tokens(load_tokenizer(model))  # before any weights are loaded
+            tokenizer = load_tokenizer(model)  # what it refuses is refused before any weights are loaded
+            hypothesis.answer_tokens(tokenizer)
+            hypothesis.render(rows[:1], tokenizer)
         where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
         with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
