@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from plot_ot.abstract import prompts
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.banks import Bank, Power, Splits, distinct_rows, row_codes
 from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import read_pairs
 from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
@@ -99,12 +101,19 @@ class Checkup:
                 self.problems.append(str(e))
 
 
-def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = None, strict: bool = False) -> Checkup:
+def check(
+    hypothesis: Hypothesis | CausalModel,
+    pairs: Any,
+    *,
+    tokenizer: Any = None,
+    hold_out: str | Sequence[str] | None = None,
+    strict: bool = False,
+) -> Checkup:
     """Would `localize` get what it needs? `pairs` as there: pairs or inputs, from a list, a file, a table, tensors.
 
     Labels every pair, splits them as `localize` would for a network that answers everything right, and says which
     variables change, what each bank can show, and what is missing. With a `tokenizer` also whether the answers are
-    single tokens and where the named positions are. Errors are collected as problems, or raised when `strict`.
+    single tokens and where the named positions are. `hold_out` is that of `localize`. Errors are collected as problems, or raised when `strict`.
     """
     found = Checkup(strict=strict)
     with found.part():
@@ -113,7 +122,7 @@ def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = 
         rows, given = _read(hypothesis, pairs, found)
         found.inputs = len(distinct_rows(rows))
         with found.part():
-            _look_at_banks(found, hypothesis, causal, rows, given)
+            _look_at_banks(found, hypothesis, causal, rows, given, HoldOut.by(hypothesis, hold_out))
         if isinstance(hypothesis, Hypothesis) and hypothesis.has_prompts:
             with found.part():
                 _look_at_prompts(found, hypothesis, rows, tokenizer)
@@ -142,27 +151,33 @@ def _read(hypothesis: Hypothesis | CausalModel, pairs: Any, found: Checkup) -> t
 
 
 def _look_at_banks(
-    found: Checkup, model: Hypothesis | CausalModel, causal: CausalModel, rows: Tensor, given: Pairs | Tensor
+    found: Checkup,
+    model: Hypothesis | CausalModel,
+    causal: CausalModel,
+    rows: Tensor,
+    given: Pairs | Tensor,
+    hold_out: HoldOut | None,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     text = isinstance(model, Hypothesis) and model.has_prompts
 
-    def right(rows: Tensor) -> Tensor:
-        return torch.ones(len(rows), dtype=torch.bool)
-
+    admission = Admission(lambda rows: torch.ones(len(rows), dtype=torch.bool), who=ANYONE)
     if isinstance(given, Pairs):
         names = list(dict.fromkeys(given.family or ()))
         family = torch.tensor([names.index(f) for f in given.family]) if given.family else None
         whole = Bank.from_pairs(causal, given.base, given.source, family=family, families=names or None)
         _describe(found, model, whole)
-        splits, _ = from_pairs(causal, given, right, generator, ANYONE)
+        made = from_pairs(causal, given, admission, generator, hold_out)
+        splits = made.splits
         held_out = [splits.test[causal.variables[0], kind] for kind in ("sensitivity", "invariance")]
         parts = {"fit": [splits.fit], "calibration": [splits.calibration], "test": held_out}
         found.families |= {split: _families(*banks) for split, banks in parts.items()}
     else:
-        splits, _ = from_inputs(causal, given, right, SIZE[text], generator, ANYONE)
+        made = from_inputs(causal, given, admission, SIZE[text], generator, hold_out)
+        splits = made.splits
         found.notes.append("inputs without pairs: the pairs below are drawn as `localize` would draw them")
         _describe(found, model, splits.calibration)
+    found.notes += made.notes[1:]  # the first is about the network's answers, and there is no network here
     _look_at_power(found, causal, splits)
 
 
