@@ -297,3 +297,86 @@ def test_banks_as_given_have_no_filter_of_ours() -> None:
         ),
         ["'x'", "values stand in the fit"],
     )
+
+
+# -- variables with many values --------------------------------------------------------------------------------
+
+
+def many_values(values: int = 40, contexts: int = 3, copies: int = 2) -> tuple[CausalModel, torch.Tensor]:
+    """A variable with many values, each in few inputs, beside one with few."""
+    causal = CausalModel(
+        ["city", "context", "copy"],
+        {"z": lambda city: city, "w": lambda context: context, "y": lambda z, w: contexts * z + w},
+        "y",
+    )
+    return causal, torch.cartesian_prod(torch.arange(values), torch.arange(contexts), torch.arange(copies))
+
+
+def test_rare_kinds_of_pair_do_not_shrink_the_others() -> None:
+    causal, rows = many_values()
+    made = from_inputs(causal, rows, ALWAYS, 200, torch.Generator().manual_seed(1000))
+    bank = made.splits.calibration
+    count = dict(zip(bank.families, torch.bincount(bank.family).tolist(), strict=True))
+    assert count["z"] == count["z+w"] == 50  # equal shares of what there is enough of
+    pool = torch.unique(torch.cat([bank.base, bank.source]), dim=0)
+    assert 0 < count["none"] < 25
+    assert count["none"] == sum(  # all there are
+        int((p[:2] == q[:2]).all() and not torch.equal(p, q)) for p in pool for q in pool
+    )
+    assert any("that change nothing" in note and "`hold_out`" in note for note in made.notes)
+    held = from_inputs(causal, rows, ALWAYS, 200, torch.Generator().manual_seed(1000), HoldOut.by(causal, "city"))
+    assert torch.bincount(held.splits.calibration.family).min() >= 50  # inputs with one value stay together
+
+
+def test_possible_changes_of_many_values_are_found_in_parts(monkeypatch: Any) -> None:
+    from plot_ot.abstract import banks
+
+    causal, rows = many_values(30)
+    values = causal.run(rows)
+    tied = [values["z"], values["z"] % 2, values["w"]]  # a function of the first never changes alone
+    whole = banks._possible_changes(tied)
+    monkeypatch.setattr(banks, "CANDIDATES", 1)
+    assert banks._possible_changes(tied) == whole == [0, 1, 3, 4, 5, 7]
+
+
+def test_pairs_of_a_large_pool_are_drawn_without_putting_all_in_order(monkeypatch: Any) -> None:
+    from plot_ot.abstract import banks
+
+    monkeypatch.setattr(banks, "LARGE_POOL", 64)
+    monkeypatch.setattr(banks, "CANDIDATES", 32)
+    causal, rows = many_values()
+    bank = banks.draw_pairs(causal, rows, "sensitive", 200, torch.Generator().manual_seed(1000), variable="z")
+    pairs = torch.cat([bank.base, bank.source], dim=1)
+    assert len(torch.unique(pairs, dim=0)) == 200
+    assert bool(bank.changed["z"].all())
+    whole = sum(len(some) for some in banks._in_random_order(240, torch.Generator().manual_seed(0)))
+    assert whole < 240 * 240
+
+
+class Planted(nn.Module):
+    """z and w in turned directions of one state; the answer is the nearest code of both."""
+
+    def __init__(self, values: int, contexts: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1000)
+        self.turn = torch.linalg.qr(torch.randn(24, 24, generator=generator))[0]
+        self.codes = torch.randn(values, 8, generator=generator) / 8**0.5
+        self.contexts, self.state = contexts, nn.Identity()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        city, context, copy = rows.long().T
+        parts = [self.codes[city], nn.functional.one_hot(context, self.contexts), 0.1 * copy[:, None]]
+        held = torch.cat([p.float() for p in parts], dim=1)
+        back = self.state(held @ self.turn[:, : held.shape[1]].T) @ self.turn[:, : held.shape[1]]
+        far = (back[:, None, :8] - self.codes).square().sum(dim=-1)
+        return (20 * back[:, None, 8 : 8 + self.contexts] - 40 * far[:, :, None]).flatten(1)
+
+
+def test_a_variable_with_forty_values_is_placed() -> None:
+    """Also on cities that were never seen while the handle was made."""
+    causal, rows = many_values()
+    subject = plot_ot.load_subject(Planted(40, 3), places=["state"], example=rows[:1], encode=lambda r: r)
+    result = plot_ot.localize(subject, causal, rows, size=160, hold_out="city", progress=False)
+    assert result.verdicts["z"].status.found, result
+    assert result.verdicts["w"].status.found, result
+    assert result.handles["z"].size < 24

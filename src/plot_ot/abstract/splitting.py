@@ -16,6 +16,8 @@ from plot_ot.abstract.holding_out import MIXED, HoldOut
 from plot_ot.errors import PlotError, unknown
 
 SPLITS = ("fit", "calibration", "test")
+FEW_PAIRS = 200
+"""A bank is not drawn smaller than this because some kind of pair is rare."""
 SHARES = (2, 1, 1)
 """A half fits, a quarter calibrates, a quarter tests."""
 DEALS = 20
@@ -73,7 +75,7 @@ def from_inputs(
     half, rest = len(rows) // 2, len(rows) - len(rows) // 2
     pools = rows.split([half, rest // 2, rest - rest // 2])
     splits = drawn_splits(causal, pools, (size, size, size), generator)
-    return Made(splits, (said,), int(right.sum()), len(distinct))
+    return Made(splits, (said, *rare_kinds(splits.calibration)), int(right.sum()), len(distinct))
 
 
 def dealt(
@@ -100,6 +102,19 @@ def dealt(
     )
 
 
+def rare_kinds(bank: Bank) -> list[str]:
+    """Kinds of pair that the bank has much fewer of than of others, in words, and what to do about it."""
+    count = torch.bincount(bank.family, minlength=len(bank.families)).tolist()
+    rare = [f"{n} that change {name}" for name, n in zip(bank.families, count, strict=True) if 2 * n < max(count)]
+    if not rare:
+        return []
+    told = ", ".join(rare).replace("change none", "change nothing")
+    return [
+        f"some kinds of pair are rare: of {len(bank)} pairs to calibrate {told}; more inputs, or `hold_out` by an input "
+        f"with many values, which keeps inputs that share its value together, give more of them"
+    ]
+
+
 def drawn_splits(
     causal: CausalModel, pools: Sequence[Tensor], sizes: Sequence[int], generator: torch.Generator
 ) -> Splits:
@@ -114,13 +129,15 @@ def balanced_bank(
 ) -> Bank:
     """Equal shares of every set of changed variables, so that rare kinds of pair are tested too.
 
-    A bank that the pool cannot fill is drawn half as large, and so on.
+    A bank that the pool cannot fill is drawn half as large, and so on; below `FEW_PAIRS` pairs, rare kinds stay rare
+    instead. Where a variable has many values, few pairs keep it, and the others would be given up for them.
     """
     while True:
+        few = size // 2 < FEW_PAIRS
         try:
-            return draw_pairs(causal, pool, "balanced", size, generator, name=name)
+            return draw_pairs(causal, pool, "balanced", size, generator, name=name, short=few)
         except PlotError:
-            if size // 2 < LEAST_PAIRS:
+            if few:
                 raise
             size //= 2
 
