@@ -15,6 +15,7 @@ from refusals import assert_refused
 
 SYSTEM = {"role": "system", "content": "You are brief."}
 USER = {"role": "user", "content": "Is {city} in Europe?"}
+SOME = ["the", "a", "The", "is", "in", "of", "city", "answer", "Yes", "No"]
 EUROPE = ("Paris", "Lyon", "Rome", "Milan")
 
 
@@ -165,7 +166,7 @@ def test_messages_for_some_inputs_and_texts_for_others_are_refused() -> None:
 
 
 def test_a_check_of_a_chat() -> None:
-    given = [{"city": c, "word": w} for c in CITIES for w in "the a The is in of city answer Yes No".split()]
+    given = [{"city": c, "word": w} for c in CITIES for w in SOME]
     h = Hypothesis(
         template=[SYSTEM, {"role": "user", "content": "{word} {city}?"}],
         positions={"city": TokenSpan("{city}", align="last")},

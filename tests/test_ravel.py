@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import plot_ot
 from plot_ot import Edit, Frame, Handle
-from plot_ot.ravel import Ravel, disentangle, read_ravel, variable_name
+from plot_ot.ravel import Ravel, disentangle, read_ravel
+from plot_ot.ravel.data import variable_name
 from refusals import assert_refused
 
 ATTRIBUTES = ("Country", "Continent", "Country of Birth")
