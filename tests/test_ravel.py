@@ -186,3 +186,12 @@ def test_scores_need_pairs_that_ask_for_all_attributes() -> None:
     only = [(b, s) for b, s in pairs if b["prompt"] in PROMPTS["Continent"]]
     assert_refused(lambda: disentangle(subject, h, one, only), ["'Country'", "none for Country"])
     assert_refused(lambda: disentangle(subject, h, {"City": handle(subject, "City", None)}, pairs), ["City"])
+
+
+def test_the_example_is_ready() -> None:
+    from plot_ot.cli.task_files import load_task
+
+    module = load_task(Path(__file__).parent.parent / "examples" / "ravel.py")
+    found = plot_ot.check(module.hypothesis, module.inputs, hold_out="entity")
+    assert found.ready, found.verdict
+    assert found.inputs == 36 * 6

@@ -159,7 +159,8 @@ def from_pairs(
         ok = torch.zeros(int(codes.max()) + 1, dtype=torch.bool)
         ok[codes[: len(both)]] = passed
         base_ok, source_ok = ok[codes[len(both) :]].split(len(pairs))
-        return base_ok & source_ok
+        both_ok: Tensor = base_ok & source_ok
+        return both_ok
 
     kept = of_pairs(counts).nonzero().squeeze(1)
     said = admission.said(f"both inputs of {int(of_pairs(right).sum())} of {len(pairs)} pairs")
