@@ -202,8 +202,11 @@ class LanguageTask(Task):
         return as_readout(PHI[self.phi][0])
 
     def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
-        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt."""
-        store = self.subject.record(rows, bases=torch.zeros(0, dtype=torch.long))
+        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt.
+
+        The study's recording takes over what runs here.
+        """
+        store = self.subject.record(rows, remember=True)
         said = store.top_token.cpu()
         return self.data.says(self.language_model.tokenizer, said, self.causal_model().answer(rows))
 
