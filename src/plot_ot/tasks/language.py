@@ -229,6 +229,7 @@ class LanguageTask(Task):
             banks.transfer,
             Wording(self.render, self.data.ANSWERS, self.subject.watching(rest=True)),
             self.sources(),
+            recorded_seconds=sum(seconds for split, seconds in banks.filter_seconds.items() if split != "transfer"),
         )
 
     def network_recipe(self) -> Recipe:
