@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.banks import Bank, Power
 from plot_ot.abstract.relabelling import Relabelled
 from plot_ot.edits import Frame
 from plot_ot.engine.watching import announce, watched_by
@@ -262,6 +262,21 @@ def test_random_handles_are_found_once_for_all_methods_and_variables(bench):
     handle = judge._random_handle(doing_nothing(bench, asked), "q", 7)
     assert handle.variable == "q"
     assert asked == list(range(8))
+
+
+def test_random_handles_are_searched_for_judged_variables_only(bench, monkeypatch):
+    power = Bank.power
+
+    def q_is_the_output(bank: Bank, variable: str) -> Power:
+        found = power(bank, variable)
+        return replace(found, against_source=0) if variable == "q" else found
+
+    monkeypatch.setattr(Bank, "power", q_is_the_output)
+    method, _, state = given(bench)
+    searched = Give({v: bench.idle(v) for v in "pq"})
+    found = bench.judge().verdicts(method, state, lambda k: Method("random", "", (searched,)))
+    assert {v.variable: v.status is Status.OUTPUT for v in found} == {"p": False, "q": True}
+    assert {problem.variables for problem, _ in searched.seen} == {("p",)}
 
 
 def test_seconds_count_every_control_of_every_method(bench, monkeypatch):
