@@ -7,6 +7,7 @@ from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.subjects.gru import GRUNet, GRUSubject
 from plot_ot.subjects.mlp import MLPSubject
 from plot_ot.subjects.module import ModuleSubject
+from plot_ot.subjects.paths import Path, PathSubject, along
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import BankRecording, Recording, Store, Subject, record, record_pairs
 from plot_ot.subjects.sequential import SequentialSubject
@@ -20,12 +21,15 @@ __all__ = [
     "GRUSubject",
     "MLPSubject",
     "ModuleSubject",
+    "Path",
+    "PathSubject",
     "Place",
     "Recording",
     "SequenceSubject",
     "SequentialSubject",
     "Store",
     "Subject",
+    "along",
     "record",
     "record_pairs",
 ]

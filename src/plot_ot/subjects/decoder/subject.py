@@ -114,6 +114,11 @@ class DecoderSubject(PromptSubject):
         sandwiched = hasattr(self.decoder.blocks[0], "post_feedforward_layernorm")
         return super().place(from_lens(name, sandwiched=sandwiched) or name)
 
+    def reaches(self, sender: Place, receiver: Place) -> bool:
+        """Heads of a block run side by side, and so do tokens of one stage: none of them reaches another."""
+        here, there = self._spots[sender.name], self._spots[receiver.name]
+        return here.stage != there.stage and super().reaches(sender, receiver)
+
     @property
     def device(self) -> torch.device:
         return self.decoder.device
