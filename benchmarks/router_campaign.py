@@ -44,18 +44,21 @@ PAIRS = 100
 READOUT = as_readout("softmax")
 TRANSPORT = Transport("uot-one-sided", (0.05,), (1.0,), scale="median")
 SEARCH = Search((1, 2, 4), (1.0, 2.0, 4.0), ties="natural")
-WAYS = {"whole": "whole effects", "direction": "whole effects, of length 1", "paths": "paths"}
+DIRECTION = SignatureSpec(normalise="unit", centre=True)
+"""What `localize` compares language models by: directions of effects on logits."""
+WAYS = {"whole": "whole effects", "direction": "whole effects, their directions in logits", "paths": "paths"}
 
 
-def searched(subject: Subject, seed: int, wanted: str, normalise: str = "none") -> Json:
+def searched(subject: Subject, seed: int, wanted: str, spec: SignatureSpec | None = None) -> Json:
     """One coupling over all heads or paths, calibrated: where what is wanted ranks, what was chosen, how it tests."""
     model, generator = causal(), torch.Generator().manual_seed(seed)
     rows = torch.cartesian_prod(*[torch.arange(4)] * 6)
     pools = rows[torch.randperm(len(rows), generator=generator)[:600]].chunk(3)
     fit, calibration, test = record(subject, *(draw_pairs(model, p, "balanced", PAIRS, generator) for p in pools))
-    problem = Problem(subject, fit, calibration, (WHERE,), READOUT, seed)
+    readout = READOUT if spec is None else as_readout("logits")
+    problem = Problem(subject, fit, calibration, (WHERE,), readout, seed)
     state = State.start(problem)
-    for stage in (Localize((heads(),), TRANSPORT, SignatureSpec(normalise=normalise)), Calibrate(SEARCH)):
+    for stage in (Localize((heads(),), TRANSPORT, spec or SignatureSpec()), Calibrate(SEARCH)):
         state = stage(problem, state)
     [candidate] = state.candidates[WHERE]
     order = [candidate.family.sites[j].name for j in candidate.coupling.ranking(WHERE)]
@@ -80,7 +83,7 @@ def unit(seed: int) -> Json:
     early, late = ([n for n in names if (n.split(".")[1] == "2") == last] for last in (False, True))
     paths = along(subject, senders=early, receivers=late)
     whole, found = searched(subject, seed, planted.router), searched(paths, seed, planted.path)
-    direction = searched(subject, seed, planted.router, "unit")
+    direction = searched(subject, seed, planted.router, DIRECTION)
     return {
         "seed": seed,
         "version": version(),
@@ -150,11 +153,11 @@ def page(out: Path) -> str:
         row("sensitivity, mean", lambda w: f"{mean(w, 'sensitivity'):.3f}"),
         row("invariance, mean", lambda w: f"{mean(w, 'invariance'):.3f}"),
         "",
-        f"- **Found** (the path from router to mover ranks first, and the handle that it leads works): {share(found, n)}.",
+        f"- **Found**: in {share(found, n)} the path from router to mover ranks first, and the handle it leads works.",
         f"- The handle is one path alone in {alone} of {n}.",
         f"- The networks answer {mean('whole', 'answers'):.1%} of the test prompts as planted.",
-        f"- Seeds {units[0]['seed']} to {units[-1]['seed']}, version {', '.join(sorted({u['version'] for u in units}))}; "
-        f"median {sorted(u['cpu'] for u in units)[n // 2]:.1f} CPU seconds for all three searches.",
+        f"- Seeds {units[0]['seed']} to {units[-1]['seed']}, version {', '.join(sorted({u['version'] for u in units}))};",
+        f"  median {sorted(u['cpu'] for u in units)[n // 2]:.1f} CPU seconds for all three searches.",
     ]
     missed = [u for u in units if not u["right"]]
     lines += [f"- missed: seed {u['seed']} chose {', '.join(u['paths']['chosen'])}" for u in missed]
