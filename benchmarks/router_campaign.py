@@ -136,6 +136,7 @@ def page(out: Path) -> str:
         return sum(min(u[which][s] for s in ("sensitivity", "invariance")) >= 0.9 for u in units)
 
     found, alone = sum(u["right"] for u in units), sum(len(u["paths"]["chosen"]) == 1 for u in units)
+    versions = ", ".join(sorted({u["version"] for u in units}))
     lines = [
         "# Quiet routers before loud movers: results",
         "",
@@ -156,7 +157,7 @@ def page(out: Path) -> str:
         f"- **Found**: in {share(found, n)} the path from router to mover ranks first, and the handle it leads works.",
         f"- The handle is one path alone in {alone} of {n}.",
         f"- The networks answer {mean('whole', 'answers'):.1%} of the test prompts as planted.",
-        f"- Seeds {units[0]['seed']} to {units[-1]['seed']}, version {', '.join(sorted({u['version'] for u in units}))};",
+        f"- Seeds {units[0]['seed']} to {units[-1]['seed']}, version {versions};",
         f"  median {sorted(u['cpu'] for u in units)[n // 2]:.1f} CPU seconds for all three searches.",
     ]
     missed = [u for u in units if not u["right"]]
