@@ -29,16 +29,20 @@ from plot_ot import (
 from plot_ot.engine.stores import merged, narrowed, to_device
 from plot_ot.engine.units import Unit
 from plot_ot.errors import PlotError
+from plot_ot.exchange import to_causalab, to_mib, to_pyvene
 from plot_ot.planner import Scene, count
+from plot_ot.report.words import place_words
 from plot_ot.signatures import as_readout
 from plot_ot.signatures.jacobian import jacobians
 from plot_ot.sites.attention_heads import heads
-from plot_ot.stages import Localize, Problem, State
-from plot_ot.subjects import GRUNet, GRUSubject, Path, PathSubject, SequenceSubject, Subject
+from plot_ot.stages import Calibrate, Localize, Problem, Search, State
+from plot_ot.stages.calibrate import correct
+from plot_ot.subjects import GRUNet, GRUSubject, Path, PathSubject, Place, SequenceSubject, Subject
 from plot_ot.transport import Transport
 
 decoders = pytest.importorskip("decoders")
 from plot_ot.subjects import DecoderSubject  # noqa: E402
+from truth.routers import WHERE, causal, routed  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -47,6 +51,8 @@ def refused(*words: str) -> Iterator[None]:
         yield
     assert all(w in str(error.value) for w in words), str(error.value)
 
+
+READOUT = as_readout("softmax")
 
 # -- a network with parallel branches, and paths in it by plain arithmetic ------------------------------------------
 
@@ -385,7 +391,8 @@ def test_a_path_in_a_live_language_model():
     ids, mask = decoders.encode(decoders.BASE)
     with handle.on(paths, decoders.SOURCE, base=decoders.BASE):
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        live = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
+        with torch.no_grad():
+            live = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
     assert decoders.relative(decoders.as_answers(live), expected) < 1e-4
 
 
@@ -400,6 +407,28 @@ def test_handles_over_paths_are_refused_where_paths_are_not_known(subject):
         pass
     with refused("followed in 6 `base` rows", "called with 2"), handle.on(paths, SOURCE, base=BASE):
         paths.inner.module(BASE[:2])
+
+
+@pytest.mark.parametrize("write", [to_mib, to_causalab, to_pyvene])
+def test_other_formats_know_no_paths(write, tmp_path):
+    subject = DecoderSubject(
+        decoders.network("gpt2"),
+        decoders.encode,
+        decoders.ANSWERS,
+        kinds=("head_output",),
+        positions=decoders.POSITIONS,
+    )
+    name = "head_output.0.2@early->head_output.2.1"
+    paths = along(subject, [name])
+    options = {"model_key": "m"} if write is to_causalab else {}
+    with refused(f"acts along the path {name}", "plot_ot.along"):
+        write(path_handle(paths, name), paths if write is to_pyvene else tmp_path / "x", **options)
+
+
+def test_names_of_paths_in_words():
+    place = Place("head_output.0.2@early->head_output.2.1 around mlp_output.1", 4, 0)
+    assert (place.token, place.way) == ("early", "head_output.2.1 around mlp_output.1")
+    assert place_words(place.name) == "head 2 of block 0, early to head 1 of block 2, around mlp_output.1"
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -443,3 +472,29 @@ def test_answers_of_several_tokens_are_not_looked_at_along_paths():
     with refused("look along paths of `subject.prompt`"):
         along(subject, receivers=["head_output.2.1"])
     along(subject.prompt, receivers=["head_output.2.1"])
+
+
+# -- planted routers (tests/truth/routers.py; forty of them in benchmarks/router_campaign.py) ------------------------
+
+
+def test_a_planted_router_is_found_by_its_path_and_not_by_its_whole_effect():
+    planted = routed(1000)
+    found = {}
+    subject = planted.subject()
+    early = [p.name for p in subject.places if p.layer < 2]
+    late = [p.name for p in subject.places if p.layer == 2]
+    for name, seen in (("whole", subject), ("paths", along(subject, senders=early, receivers=late))):
+        model, generator = causal(), torch.Generator().manual_seed(1000)
+        rows = torch.cartesian_prod(*[torch.arange(4)] * 6)
+        pools = rows[torch.randperm(len(rows), generator=generator)[:240]].chunk(3)
+        fit, calibration, test = record(seen, *(draw_pairs(model, p, "balanced", 40, generator) for p in pools))
+        assert (READOUT.decide(test.base_outputs) == test.bank.base_answer).all()
+        problem = Problem(seen, fit, calibration, (WHERE,), READOUT)
+        state = Localize((heads(),), Transport("uot-one-sided", (0.05,), (1.0,), scale="median"))(
+            problem, State.start(problem)
+        )
+        state = Calibrate(Search((1, 2), (1.0, 2.0)))(problem, state)
+        right = correct(test, state.handles[WHERE], READOUT)[test.bank.changed[WHERE]]
+        found[name] = state.handles[WHERE].chosen["sites"], float(right.double().mean())
+    assert found["paths"] == ([planted.path], 1.0)
+    assert found["whole"][1] < 0.6
