@@ -70,12 +70,15 @@ from plot_ot.subjects import (
     ModuleSubject,
     PathSubject,
     Place,
+    Role,
     SequenceSubject,
     SequentialSubject,
     Subject,
     along,
     record,
     record_pairs,
+    roles_of,
+    with_roles,
 )
 from plot_ot.transport import Coupling, Degeneracy, Flag, Transport, couple, solve
 from plot_ot.version import __version__
@@ -115,6 +118,9 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "LanguageModel",
     "PathSubject",
     "along",
+    "with_roles",
+    "roles_of",
+    "Role",
     "Place",
     "record",
     "record_pairs",

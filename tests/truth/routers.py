@@ -19,13 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.subjects import DecoderSubject
+from truth.attention import HEAD, HEADS, At, Wired
 
-LAYERS, HEADS, WIDTH = 3, 4, 64
 VALUES, LENGTH = 4, 8
 START, END, VALUE, POINTER, NUISANCE = 2, 3, 4, 8, 12
 """The ids of the first and the last token; the first of those of values, pointers and n."""
@@ -72,17 +71,6 @@ def causal() -> CausalModel:
     return CausalModel(["x0", "x1", "x2", "x3", "r", "n"], {WHERE: lambda r: r, "y": pointed}, "y")
 
 
-class _Channels:
-    """Directions of the residual stream, given out in groups."""
-
-    def __init__(self) -> None:
-        self.used = 0
-
-    def take(self, count: int) -> list[int]:
-        self.used += count
-        return list(range(self.used - count, self.used))
-
-
 @torch.no_grad()
 def routed(seed: int) -> Routed:
     """The planted model of a seed: which heads do what, how loud they are, and all directions are drawn."""
@@ -91,65 +79,30 @@ def routed(seed: int) -> Routed:
     def between(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=g))
 
-    config = transformers.GPT2Config(
-        vocab_size=32,
-        n_embd=WIDTH,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        n_positions=LENGTH,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-    )
-    model = transformers.GPT2LMHeadModel(config).eval()
-    for name, p in model.named_parameters():
-        p.zero_()
-        if ".ln" in name and name.endswith("weight"):
-            p.fill_(1.0)
-    channels = _Channels()
-    value, pointer, nuisance, place, [end] = (channels.take(n) for n in (VALUES, VALUES, VALUES, LENGTH, 1))
-    told, backup_told, answer, nudge = (channels.take(n) for n in (VALUES, VALUES, VALUES, 3 * VALUES))
-    trunk, width = model.transformer, WIDTH // HEADS
+    net = Wired(32, LENGTH)
+    value, pointer, nuisance, [end] = (net.channels(n) for n in (VALUES, VALUES, VALUES, 1))
+    told, backup_told, answer, nudge = (net.channels(n) for n in (VALUES, VALUES, VALUES, 3 * VALUES))
     for v in range(VALUES):
         for first, group in ((VALUE, value), (POINTER, pointer), (NUISANCE, nuisance)):
-            trunk.wte.weight[first + v, group[v]] = 1
-        model.lm_head.weight[ANSWER + v, answer[v]] = 8
-        model.lm_head.weight[ANSWER + v, nudge] = 0.3 * torch.randn(len(nudge), generator=g)
-    trunk.wte.weight[END, end] = 1
-    for t in range(LENGTH):
-        trunk.wpe.weight[t, place[t]] = 2
+            net.says(first + v, group[v])
+        net.hears(ANSWER + v, answer[v], 8)
+        for channel in nudge:
+            net.hears(ANSWER + v, channel, 0.3 * float(torch.randn((), generator=g)))
+    net.says(END, end)
 
-    def head(layer: int, number: int) -> tuple[nn.Module, list[int]]:
-        return trunk.h[layer].attn, list(range(number * width, (number + 1) * width))
-
-    def rests_at_start(at: tuple[int, int], firmly: float) -> None:
-        attention, own = head(*at)
-        attention.c_attn.bias[own[-2]] = firmly
-        attention.c_attn.weight[place[0], WIDTH + own[-2]] = 1
-
-    def looks_at(at: tuple[int, int], tokens: list[int]) -> None:
+    def looks_at(at: At, tokens: list[int]) -> None:
         """The last token's query asks for these tokens alike, all others for the start."""
-        attention, own = head(*at)
-        rests_at_start(at, 10)
-        attention.c_attn.weight[end, own[-1]] = 200
+        net.rests_at_start(at, 10)
+        net.asks(at, HEAD - 1, end, 200)
         for t in tokens:
-            attention.c_attn.weight[place[t], WIDTH + own[-1]] = 1
+            net.answers(at, HEAD - 1, net.place[t])
 
-    def follows(at: tuple[int, int], code: list[int]) -> None:
+    def follows(at: At, code: list[int]) -> None:
         """The query is a pointer's code, the keys are positions."""
-        attention, own = head(*at)
-        rests_at_start(at, 3)
+        net.rests_at_start(at, 3)
         for t in range(VALUES):
-            attention.c_attn.weight[code[t], own[t]] = 300
-            attention.c_attn.weight[place[1 + t], WIDTH + own[t]] = 1
-
-    def moves(at: tuple[int, int], slot: int, read: list[int], write: list[int], mix: Tensor) -> None:
-        """Values in four dimensions of a head: what is read, and the matrix by which it is written."""
-        attention, own = head(*at)
-        for k, channel in enumerate(read):
-            attention.c_attn.weight[channel, 2 * WIDTH + own[slot + k]] = 1
-            for j, target in enumerate(write):
-                attention.c_proj.weight[own[slot + k], target] += float(mix[k, j])
+            net.asks(at, t, code[t], 300)
+            net.answers(at, t, net.place[1 + t])
 
     early = [(layer, h) for layer in (0, 1) for h in range(HEADS)]
     early = [early[k] for k in torch.randperm(len(early), generator=g).tolist()]
@@ -162,43 +115,19 @@ def routed(seed: int) -> Routed:
         speech = speech - speech.mean(dim=side, keepdim=True)
     speech = between(1.5, 3.0) * speech
     looks_at(router, [R, N])
-    moves(router, 0, pointer, told, between(0.2, 0.5) * eye)
-    moves(router, 4, nuisance, answer, 2 * speech)  # it looks at two tokens, so it fetches half of each
+    net.moves(router, 0, pointer, told, between(0.2, 0.5) * eye)
+    net.moves(router, 4, nuisance, answer, 2 * speech)  # it looks at two tokens, so it fetches half of each
     looks_at(cleaner, [N])
-    moves(cleaner, 0, nuisance, answer, -speech)
+    net.moves(cleaner, 0, nuisance, answer, -speech)
     follows(mover, told)
-    moves(mover, 0, value, answer, eye)
+    net.moves(mover, 0, value, answer, eye)
     looks_at(backup, [R])
-    moves(backup, 0, pointer, backup_told, 0.5 * eye)
+    net.moves(backup, 0, pointer, backup_told, 0.5 * eye)
     follows(backup_mover, backup_told)
-    moves(backup_mover, 0, value, answer, between(0.1, 0.3) * eye)
+    net.moves(backup_mover, 0, value, answer, between(0.1, 0.3) * eye)
     for at in [*idle, last]:
         looks_at(at, [1 + int(torch.randint(VALUES, (), generator=g))])
         some = torch.randn(VALUES, len(nudge), generator=g) / VALUES
-        moves(at, 0, value, nudge, some)
-    _turn(model, g)
+        net.moves(at, 0, value, nudge, some)
     names = [f"head_output.{layer}.{number}" for layer, number in (router, mover, backup)]
-    return Routed(model, *names)
-
-
-def _turn(model: nn.Module, g: torch.Generator) -> None:
-    """Turn the residual stream, and the values of every head, so that no channel means anything by itself.
-
-    Layer norms take away the mean: turns that keep the vector of ones keep what they do.
-    """
-    ones = torch.ones(WIDTH, 1) / WIDTH**0.5
-    basis = torch.linalg.qr(torch.cat([ones, torch.randn(WIDTH, WIDTH - 1, generator=g)], dim=1))[0]
-    inside = torch.linalg.qr(torch.randn(WIDTH - 1, WIDTH - 1, generator=g))[0]
-    turn = basis @ torch.block_diag(torch.ones(1, 1), inside) @ basis.T
-    for weight in (model.transformer.wte.weight, model.transformer.wpe.weight, model.lm_head.weight):
-        weight.copy_(weight @ turn)
-    width = WIDTH // HEADS
-    for block in model.transformer.h:
-        into, out = block.attn.c_attn.weight, block.attn.c_proj.weight
-        into.copy_(turn.T @ into)
-        out.copy_(out @ turn)
-        for h in range(HEADS):
-            q = torch.linalg.qr(torch.randn(width, width, generator=g))[0]
-            own, values = slice(h * width, (h + 1) * width), slice(2 * WIDTH + h * width, 2 * WIDTH + (h + 1) * width)
-            into[:, values] = into[:, values] @ q
-            out[own] = q.T @ out[own]
+    return Routed(net.turned(g), *names)

@@ -1,6 +1,7 @@
 """Networks that can be recorded once and resumed at an edit."""
 
 from plot_ot.subjects.causal_subject import CausalSubject
+from plot_ot.subjects.decoder.roles import Role, roles_of, with_roles
 from plot_ot.subjects.decoder.sequences import SequenceSubject
 from plot_ot.subjects.decoder.store import DecoderStore
 from plot_ot.subjects.decoder.subject import DecoderSubject
@@ -25,6 +26,7 @@ __all__ = [
     "PathSubject",
     "Place",
     "Recording",
+    "Role",
     "SequenceSubject",
     "SequentialSubject",
     "Store",
@@ -32,4 +34,6 @@ __all__ = [
     "along",
     "record",
     "record_pairs",
+    "roles_of",
+    "with_roles",
 ]

@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -172,6 +173,11 @@ class PathSubject(SubjectView):
     def looked_at(self, place: Place) -> tuple[str, ...]:
         path = self._paths[place.name]
         return (place.name, *(p.name for p in (path.sender, *path.through, *path.around)))
+
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        path = self._paths[place.name]
+        stops = (path.sender, *path.through, *path.around)
+        return {name: rule for p in stops for name, rule in self.inner.rules_of(p).items()}
 
     def shape(self, outputs: int) -> Shape:
         """Every leg is resumed where it begins, and runs to the end."""

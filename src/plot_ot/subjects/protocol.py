@@ -87,6 +87,10 @@ class Subject(ABC):
         """The names of the recorded activations that an edit of a place looks at."""
         return (place.name,)
 
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        """The rules by which a place is found in each input, as plain values: a handle is saved with them."""
+        return {}
+
     def require(self, place: Place) -> None:
         """Refuse a place that is not one of this subject's: another width or position is another vector."""
         own = self.place(place.name)

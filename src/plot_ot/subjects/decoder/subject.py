@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -82,6 +83,7 @@ class DecoderSubject(PromptSubject):
         self.memory = memory
         self.reading = "rest" if rest else "answers"
         self.positions = dict(positions or {})
+        self.rules: Mapping[str, Mapping[str, Any]] = {}
         self.tokens = tokens
         self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
         self.places = tuple(spot.place for spot in self._spots.values())
@@ -106,6 +108,19 @@ class DecoderSubject(PromptSubject):
         other.limits = self.limits
         other.reading = "vocabulary" if vocabulary else "rest" if rest else "answers"
         return other
+
+    def looking_at(self, positions: Positions) -> DecoderSubject:
+        """The same subject with other named positions; it does not understand the stores that this one recorded."""
+        other = copy.copy(self)
+        other.limits = self.limits
+        other.positions, other._remembered = dict(positions), Remembered()
+        kinds, layers = (list(dict.fromkeys(x)) for x in zip(*((s.kind, s.place.layer) for s in self._spots.values())))
+        other._spots = spots(self.decoder, kinds, layers, list(positions), self.tokens)
+        other.places = tuple(spot.place for spot in other._spots.values())
+        return other
+
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        return {p: rule for p, rule in self.rules.items() if p == self._spots[place.name].position}
 
     # -- Subject -----------------------------------------------------------------------------------------
 
