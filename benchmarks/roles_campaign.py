@@ -114,14 +114,15 @@ def page(out: Path) -> str:
     lines = [
         "# Variables whose token moves: results",
         "",
-        "Made by `python benchmarks/roles_campaign.py`. Language models are planted (tests/truth/moving.py): the answer is",
-        "told by a name and a colour that stand elsewhere in every prompt, between other words. Which name counts differs:",
-        "the only one, the one after a mark, or the last of two. Looked at after the first block, before anything is",
-        "fetched to the last token. *Roles* are read off the prompts, *fixed positions* are all distances from either end;",
-        "one coupling ranks the tokens, and a closed form in the best two is chosen on calibration. Where the position is",
-        "*told* there is nothing to choose. A handle works if it is right on 90 % of the test pairs of both kinds.",
+        "Made by `python benchmarks/roles_campaign.py`. Language models are planted (tests/truth/moving.py): a name",
+        "and a colour, which stand elsewhere in every prompt between other words, tell the answer. Which name counts",
+        "differs: the only one, the one after a mark, or the last of two. Looked at after the first block, before",
+        "anything is fetched to the last token. *Roles* are read off the prompts, *fixed positions* are all distances",
+        "from either end; one coupling ranks the tokens, and a closed form in the best two is chosen on calibration.",
+        "Where the position is *told* there is nothing to choose. A handle works if it is right on 90 % of the test",
+        "pairs of both kinds.",
         "",
-        f"| variable | {' | '.join(f'{w}: works' for w in WAYS.values())} | the role is where it is | sensitivity of each |",
+        f"| variable | {' | '.join(f'{w}: works' for w in WAYS.values())} | the role is its token | sensitivities |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     every = [json.loads(p.read_text()) for p in sorted(out.glob("*/*.json"))]

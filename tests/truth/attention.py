@@ -1,4 +1,4 @@
-"""Language models whose attention heads are wired by hand: what each looks at, what it fetches and where it writes it."""
+"""Language models whose attention heads are wired by hand: what each looks at, and what it fetches where."""
 
 from __future__ import annotations
 

@@ -224,8 +224,8 @@ class _Found:
             if None in at:
                 row = at.index(None)
                 raise PlotError(
-                    f"Prompt {row} has no token '{name}' ({role.kind}): its tokens are {list(prompts[row])}. Derive the "
-                    f"roles from prompts like it, too, or leave it out."
+                    f"Prompt {row} has no token '{name}' ({role.kind}); its tokens are {list(prompts[row])}. Derive "
+                    f"the roles from prompts like it, too, or leave it out."
                 )
             found[name] = torch.tensor([a - len(p) for a, p in zip(at, prompts, strict=True) if a is not None])
         return found

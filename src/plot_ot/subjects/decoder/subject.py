@@ -114,8 +114,9 @@ class DecoderSubject(PromptSubject):
         other = copy.copy(self)
         other.limits = self.limits
         other.positions, other._remembered = dict(positions), Remembered()
-        kinds, layers = (list(dict.fromkeys(x)) for x in zip(*((s.kind, s.place.layer) for s in self._spots.values())))
-        other._spots = spots(self.decoder, kinds, layers, list(positions), self.tokens)
+        kinds = {spot.kind for spot in self._spots.values()}
+        layers = {spot.place.layer for spot in self._spots.values()}
+        other._spots = spots(self.decoder, sorted(kinds), sorted(layers), list(positions), self.tokens)
         other.places = tuple(spot.place for spot in other._spots.values())
         return other
 
