@@ -2,8 +2,8 @@
 
 A prompt is a start, a few words in any order and an end. The answer is told by a name and a colour together. There is
 one colour; which name counts is the model's kind: the `only` one, the one after a `mark`, or the `last` of two. In the
-first block a token learns whether it follows the mark; in later ones the last token fetches the name and the colour that
-count. So between these blocks each variable is at a token that moves.
+first block a token learns whether it follows the mark; in later ones the last token fetches the name and the colour
+that count. So between these blocks each variable is at a token that moves.
 """
 
 from __future__ import annotations
