@@ -194,7 +194,7 @@ def localize(
         if options:
             unknown("option", next(iter(options)), ("method", "readout", "size", "budget", "seed"))
         given = read_given(hypothesis, pairs)
-    language = isinstance(subject, DecoderSubject)
+    language = subject.language
     question = Question(
         subject,
         hypothesis,

@@ -38,7 +38,6 @@ from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.problem import Problem
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
-from plot_ot.subjects.decoder.subject import DecoderSubject
 
 BEHIND = 0.15
 """A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
@@ -82,7 +81,7 @@ def compare(
         subject = bind(subject, first, **options)
     elif options:
         raise PlotError(f"Unknown option '{next(iter(options))}': layers, kinds and memory are for language models.")
-    language = isinstance(subject, DecoderSubject)
+    language = subject.language
     look = as_readout(readout or ("logits" if language else "softmax"))
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.finite import refuse_non_finite
 from plot_ot.subjects.memory import MemoryLimits
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held
-from plot_ot.subjects.places import Place
+from plot_ot.subjects.places import ARROW, Place
 from plot_ot.subjects.shape import Shape
 
 PairIndex = slice | Int[Tensor, " chosen"]
@@ -62,12 +62,34 @@ class Subject(ABC):
 
     places: tuple[Place, ...]
 
+    @property
+    def recorded(self) -> tuple[Place, ...]:
+        """The places whose activations are kept: all, unless some are others seen again."""
+        return self.places
+
     def place(self, name: str) -> Place:
         """The place of that name."""
         for place in self.places:
             if place.name == name:
                 return place
+        if ARROW in name:
+            raise PlotError(
+                f"'{name}' is a path, which this subject does not look along. Make one that does: "
+                f"plot_ot.along(subject, ['{name}']), with the same `around` if there was one."
+            )
         unknown("place", name, [p.name for p in self.places])
+
+    def reaches(self, sender: Place, receiver: Place) -> bool:
+        """Whether what happens at one place can arrive at the other, as far as their order tells."""
+        return self.places.index(sender) < self.places.index(receiver)
+
+    def looked_at(self, place: Place) -> tuple[str, ...]:
+        """The names of the recorded activations that an edit of a place looks at."""
+        return (place.name,)
+
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        """The rules by which a place is found in each input, as plain values: a handle is saved with them."""
+        return {}
 
     def require(self, place: Place) -> None:
         """Refuse a place that is not one of this subject's: another width or position is another vector."""
@@ -130,6 +152,8 @@ class Subject(ABC):
     def weights(self) -> Mapping[str, Tensor]:
         """The tensors that make this network what it is."""
 
+    language: bool = False
+    """Whether its inputs are prompts, and its answers words."""
     differentiable: bool = True
     """Whether gradients flow through a resumed pass; methods that need them pass over a network without."""
     memory: int = 512 << 20

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -82,6 +83,7 @@ class DecoderSubject(PromptSubject):
         self.memory = memory
         self.reading = "rest" if rest else "answers"
         self.positions = dict(positions or {})
+        self.rules: Mapping[str, Mapping[str, Any]] = {}
         self.tokens = tokens
         self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
         self.places = tuple(spot.place for spot in self._spots.values())
@@ -107,12 +109,31 @@ class DecoderSubject(PromptSubject):
         other.reading = "vocabulary" if vocabulary else "rest" if rest else "answers"
         return other
 
+    def looking_at(self, positions: Positions) -> DecoderSubject:
+        """The same subject with other named positions; it does not understand the stores that this one recorded."""
+        other = copy.copy(self)
+        other.limits = self.limits
+        other.positions, other._remembered = dict(positions), Remembered()
+        kinds = {spot.kind for spot in self._spots.values()}
+        layers = {spot.place.layer for spot in self._spots.values()}
+        other._spots = spots(self.decoder, sorted(kinds), sorted(layers), list(positions), self.tokens)
+        other.places = tuple(spot.place for spot in other._spots.values())
+        return other
+
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        return {p: rule for p, rule in self.rules.items() if p == self._spots[place.name].position}
+
     # -- Subject -----------------------------------------------------------------------------------------
 
     def place(self, name: str) -> Place:
         """The place of that name, which may be TransformerLens' (`blocks.7.hook_resid_post`)."""
         sandwiched = hasattr(self.decoder.blocks[0], "post_feedforward_layernorm")
         return super().place(from_lens(name, sandwiched=sandwiched) or name)
+
+    def reaches(self, sender: Place, receiver: Place) -> bool:
+        """Heads of a block run side by side, and so do tokens of one stage: none of them reaches another."""
+        here, there = self._spots[sender.name], self._spots[receiver.name]
+        return here.stage != there.stage and super().reaches(sender, receiver)
 
     @property
     def device(self) -> torch.device:
