@@ -78,6 +78,10 @@ StartOver = Annotated[
     typer.Option("--start-over", help="Set a run that is in --out aside (superseded/) and begin anew; it is recorded."),
 ]
 Private = Annotated[bool, typer.Option("--private", help="Keep nothing about the machine and the commands.")]
+HoldOut = Annotated[
+    str | None,
+    typer.Option(help="Inputs whose values (cities, names) must not stand in two splits; several with commas."),
+]
 Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
@@ -92,6 +96,11 @@ def _show_tracebacks(asked: bool) -> bool:
 
 Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
+
+
+def names_of(text: str | None) -> list[str] | None:
+    """a,b -> a and b; nothing for nothing."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def memory_bytes(gigabytes: float) -> int:

@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot.abstract.admission import LEAST_ROWS
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.splitting import LEAST_ROWS, SPLITS, balanced_bank
+from plot_ot.abstract.splitting import SPLITS, balanced_bank
 from plot_ot.api import bind
 from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region

@@ -52,8 +52,9 @@ class DecoderSubject(PromptSubject):
     `layers` restricts the places to some blocks. `kinds` are `block_output`, and inside a block `attention_output`,
     `mlp_output` and `head_output` (before the output projection). `positions` names more tokens than the last, by
     functions of the input rows that give an index from the end (-1 is the last token); their places end in `@name`.
-    With `tokens`, the length of every prompt, there are also places at all tokens together, `...@all`: the tokens'
-    vectors one after the other, `tokens` times as wide as one.
+    `spans` gives some of them a number of tokens: such a place is the vectors of these tokens one after the other, from
+    the index on, and so many times as wide. With `tokens`, the length of every prompt, there are also places at all
+    tokens together, `...@all`.
 
     `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
     not fit, and recorded vectors that would take more than a quarter of it, go to temporary files.
@@ -70,6 +71,7 @@ class DecoderSubject(PromptSubject):
         layers: Sequence[int] | None = None,
         kinds: Sequence[str] = ("block_output",),
         positions: Positions | None = None,
+        spans: Mapping[str, int] | None = None,
         tokens: int | None = None,
         rest: bool = False,
         memory: int = 4 << 30,
@@ -84,8 +86,9 @@ class DecoderSubject(PromptSubject):
         self.reading = "rest" if rest else "answers"
         self.positions = dict(positions or {})
         self.rules: Mapping[str, Mapping[str, Any]] = {}
+        self.spans = dict(spans or {})
         self.tokens = tokens
-        self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
+        self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens, self.spans)
         self.places = tuple(spot.place for spot in self._spots.values())
         self.answers = tuple(tuple(int(t) for t in group) for group in answers)
         refuse_answers(self.answers, self.decoder.vocabulary)
@@ -184,7 +187,7 @@ class DecoderSubject(PromptSubject):
 
     @property
     def edited_tokens(self) -> int:
-        return self.tokens or 1
+        return max(self.tokens or 1, *self.spans.values(), 1)
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         return self.encoded(inputs)[1].sum(dim=1)
@@ -298,7 +301,7 @@ class DecoderSubject(PromptSubject):
         lengths = self.lengths(base)
         named = {spot.position for spot in wanted}
         positions = {name: where for name, where in self.positions.items() if name in named}
-        return {**counted_back(positions, base, lengths, None), LENGTHS: lengths}
+        return {**counted_back(positions, base, lengths, None, self.spans), LENGTHS: lengths}
 
     # -- parts -------------------------------------------------------------------------------------------
 
