@@ -265,4 +265,4 @@ def test_a_place_is_taken_apart_once_for_all_variables(fit, monkeypatch):
         alone = stage.candidates(fit, place, variable)
         assert [(f.name, f.rule) for f in forms] == [(f.name, f.rule) for f in alone]
         for f, g in zip(forms, alone, strict=True):
-            torch.testing.assert_close(f.frame.lift(f.frame.read.T), g.frame.lift(g.frame.read.T))
+            torch.testing.assert_close(f.frame.lift(f.frame.read), g.frame.lift(g.frame.read))
