@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -85,8 +85,15 @@ class Judge:
             announce("random handles")
         while len(self._random) <= k:
             with watched_by(None):
-                self._random.append(random_method(len(self._random)).run(self.problem)[0].handles)
+                self._random.append(random_method(len(self._random)).run(self._judged_problem)[0].handles)
         return self._random[k][variable]
+
+    @cached_property
+    def _judged_problem(self) -> Problem:
+        """The problem without output variables, of which no verdict asks for a control."""
+        variables = self.problem.variables
+        judged = [v for v in variables if not self.tests[v, "sensitivity"].bank.power(v).is_output]
+        return replace(self.problem, variables=tuple(judged))
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
         """What the method reaches at its handles' places when the values of all variables mean nothing."""
