@@ -398,10 +398,11 @@ def test_edits_at_earlier_tokens_run_as_many_block_tokens_as_planned(monkeypatch
 
     g = random.Random(1000)
     rows = [dict(zip("abcd", g.choices(words, k=4), strict=True)) for _ in range(80)]
+    given = read_given(h, rows)  # knows the answers, which the subject asks for
     model, tokenizer = load_tiny("plain-1000")
     subject = plot_ot.load_subject(model, h, tokenizer=tokenizer)
     everything = lambda rows: torch.ones(len(rows), dtype=torch.bool)  # noqa: E731
-    splits, _ = from_inputs(h.causal, read_given(h, rows), everything, 30, torch.Generator().manual_seed(0))
+    splits, _ = from_inputs(h.causal, given, everything, 30, torch.Generator().manual_seed(0))
     fit, calibration = record(subject, splits.fit, splits.calibration)
     problem = Problem(subject, fit, calibration, splits.fit.variables, as_readout("logits"), 0)
     scene = Scene.of_subject(subject, splits, 6)
