@@ -145,12 +145,12 @@ def measure(subject: DecoderSubject, h: plot_ot.Hypothesis, given: Any, pairs: i
     closed = time.process_time() - start
     with counting(subject) as ran:
         start = time.process_time()
-        state, parts = method.run(problem)
+        _, parts = method.run(problem)
         took = time.process_time() - start
     unit.append(plain(subject, rows))
     one = sum(unit) / len(unit)
-    whole = [p for p in (planned.lowest, planned, planned.highest)]
-    before = [e.cost.block_tokens - e.parts["recording"].block_tokens for e in whole]
+    cases = planned.lowest, planned, planned.highest
+    before = [e.cost.block_tokens - e.parts["recording"].block_tokens for e in cases]
     return {
         "places": len(subject.places),
         "width": subject.places[0].width,
