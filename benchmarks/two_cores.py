@@ -44,13 +44,13 @@ class Recorder:
 
     def say(self, word: str) -> None:
         """Tell it something."""
-        assert self.process.stdin is not None  # noqa: S101
+        assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
 
     def listen(self) -> float:
         """What it says next: the CPU seconds that it took."""
-        assert self.process.stdout is not None  # noqa: S101
+        assert self.process.stdout is not None
         return float(self.process.stdout.readline())
 
 
@@ -93,7 +93,7 @@ def page(found: dict[str, dict[str, object]]) -> list[str]:
     rows = []
     for model, r in found.items():
         ways = r["ways"]
-        assert isinstance(ways, dict)  # noqa: S101
+        assert isinstance(ways, dict)
         one = ways["one thread"]
         for way, s in ways.items():
             faster, more = one["wall"] / s["wall"], s["cpu"] / one["cpu"]
@@ -105,8 +105,8 @@ def page(found: dict[str, dict[str, object]]) -> list[str]:
         "# Two cores: threads or processes",
         "",
         "Recording prompts of multiple choice as a filter does, after everything was loaded; medians over rounds in "
-        "which the ways take turns. `faster` is by the wall clock, against one thread; on a machine that others use, as "
-        "this one was, it says little, and CPU seconds say more: what they exceed those of one thread by is waiting.",
+        "which the ways take turns. `faster` is by the wall clock, against one thread; on a machine that others use, "
+        "as this one was, it says little, and CPU seconds say more: what they exceed those of one thread by is waiting.",
         "",
         *markdown(["model", "way", "wall s", "CPU s", "faster", "CPU, of one thread's"], rows),
         "",
