@@ -33,6 +33,7 @@ from plot_ot.studies.task import Task
 from plot_ot.subjects import MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal_subject import CausalSubject
 from plot_ot.subjects.decoder.subject import DecoderSubject
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.tasks import TASKS
 
 Places = Mapping[str, str] | Sequence[str]
@@ -225,9 +226,10 @@ def localize(
         notes,
     )
     early, pairs_each = pairs_per_bank(budget, size, 200 if language else 1000)
-    if early:
-        return answer_early(question, given, pairs_each, waited, begun, progress)
-    return answer(question, given, pairs_each, waited, begun, bool(progress))
+    with enough_threads(subject):
+        if early:
+            return answer_early(question, given, pairs_each, waited, begun, progress)
+        return answer(question, given, pairs_each, waited, begun, bool(progress))
 
 
 def run_study(

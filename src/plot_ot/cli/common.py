@@ -57,7 +57,9 @@ Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) 
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
-Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Torch threads (default: one for a small network, all cores for a large one).")
+]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[
     bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")

@@ -104,9 +104,7 @@ class NewtonHandles:
                 return None, {}
         with problem.clock.part("newton"):
             weights = _balanced(problem.fit, variable)
-            priors = [
-                p for at in places for p in priors_at(problem.fit, at, variable, weights, self.rules, self.ridges)
-            ]
+            priors = priors_at(problem.fit, places, variable, weights, self.rules, self.ridges)
         if not priors:
             raise PlotError(
                 f"No fit pair tells what a swap of '{variable}' moves at {', '.join(p.name for p in places)}: its base "

@@ -204,6 +204,10 @@ class Subject(ABC):
         """How many tokens each input has; one where inputs are not text."""
         return torch.ones(len(inputs), dtype=torch.long)
 
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        """How many of each input's tokens, from its end, an edit at a place runs again; one where there is no text."""
+        return torch.ones(len(inputs), dtype=torch.long)
+
     def recorded_at_once(self, device: str) -> int:
         """Tokens of one recorded batch on a device of this type."""
         return self.responses_per_batch

@@ -36,6 +36,7 @@ from plot_ot.stages.prefilter import Prefilter
 from plot_ot.studies.prepared import Prepared, Sweep, Wording
 from plot_ot.studies.task import Outline, Task
 from plot_ot.subjects.decoder.subject import DecoderSubject, Encode
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.tasks.filling import Filter
 from plot_ot.tasks.text_data import Sizes, TextBanks
 from plot_ot.transport import Transport
@@ -206,7 +207,8 @@ class LanguageTask(Task):
 
         The study's recording takes over what runs here.
         """
-        store = self.subject.record(rows, remember=True)
+        with enough_threads(self.subject):
+            store = self.subject.record(rows, remember=True)
         said = store.top_token.cpu()
         return self.data.says(self.language_model.tokenizer, said, self.causal_model().answer(rows))
 

@@ -221,6 +221,10 @@ class Decoder:
             for c, before in zip(self.configs, found, strict=True):
                 c._attn_implementation = before
 
+    def stops(self, layer: int) -> bool:
+        """Whether a block may be left halfway: not where its weights come and go with its calls."""
+        return not any(hasattr(module, "_hf_hook") for module in self.blocks[layer].modules())
+
     @property
     def masking(self) -> str:
         """An implementation that shows its masks: the model's own, or one in place of a fused kernel."""

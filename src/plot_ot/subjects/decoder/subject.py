@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.architecture import Decoder, refuse_answers
 from plot_ot.subjects.decoder.cache import ATTENTION, PrefixCache, PrefixView, branch_attention, register_attention
-from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_some, spots
+from plot_ot.subjects.decoder.layout import ALL, Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder.lens_names import from_lens
 from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder.offload import ModelWeights
@@ -191,6 +191,11 @@ class DecoderSubject(PromptSubject):
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         return self.encoded(inputs)[1].sum(dim=1)
+
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        position = self._spots[place.name].position
+        named = {name: where for name, where in self.positions.items() if name == position}
+        return counted_back(named, inputs, self.lengths(inputs), self.tokens if position == ALL else None)[position]
 
     def read_as(self, reading: str | None) -> DecoderSubject:
         if reading == self.reading:
