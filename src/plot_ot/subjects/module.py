@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ class ModuleSubject(Subject):
     which finds it separately in every base and source; of images [rows, channels, height, width] a tuple (y, x) is the
     channels' vector at a pixel. A list of indices crosses all places with them: `path@0`, `path@1`, ... each a place.
 
-    `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments);
-    `output` turns what it returns into a tensor of outputs.
+    `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments), which
+    is moved to the device of its weights; `output` turns what it returns into a tensor of outputs.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class ModuleSubject(Subject):
 
     @property
     def device(self) -> torch.device:
-        return next((t.device for t in self.weights().values()), torch.device("cpu"))
+        held = chain(self.module.parameters(), self.module.buffers())
+        return next((t.device for t in held), torch.device("cpu"))
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
@@ -195,7 +197,8 @@ class ModuleSubject(Subject):
 
     def _outputs(self, inputs: Tensor, times: int = 1) -> Tensor:
         """What the module makes of the inputs, all of them so many times over."""
-        encoded, before = _repeated(self.encode(inputs), len(inputs), times), self._rows
+        given = moved(self.encode(inputs), self.device)
+        encoded, before = _repeated(given, len(inputs), times), self._rows
         self._rows = _repeated(inputs, len(inputs), times)
         try:
             with frozen(self.module):
@@ -252,13 +255,14 @@ def _where(name: str, position: Position, whole: Tensor, rows: Tensor | None) ->
                 f"The position of '{name}' is a function of the input rows, and {known} are known for the "
                 f"{len(whole)} rows that run: give them as `base`."
             )
-        index = torch.as_tensor(position(rows), device=whole.device).long()
+        index = torch.as_tensor(position(rows)).long()
         if index.shape != (len(whole),):
             raise PlotError(
                 f"The position of '{name}' must be one index for each of {len(whole)} rows; found shape "
                 f"{tuple(index.shape)}."
             )
-        low, high, at = int(index.min()), int(index.max()), (torch.arange(len(whole), device=whole.device), index)
+        low, high = int(index.min()), int(index.max())  # before it moves: rows are on the CPU
+        at = torch.arange(len(whole), device=whole.device), index.to(whole.device)
         inside = whole.ndim >= 3 and -whole.shape[1] <= low <= high < whole.shape[1]
     elif isinstance(position, tuple):
         at = (slice(None), slice(None), *position)  # type: ignore[assignment]
@@ -271,6 +275,17 @@ def _where(name: str, position: Position, whole: Tensor, rows: Tensor | None) ->
         shown = f"{low}..{high}" if callable(position) else position
         raise PlotError(f"Place '{name}' outputs {tuple(whole.shape)}: it has no position {shown}.")
     return at
+
+
+def moved(encoded: Any, device: torch.device) -> Any:
+    """What a network is called with, on its device; what is no tensor stays as it is."""
+    if isinstance(encoded, Tensor):
+        return encoded.to(device)
+    if isinstance(encoded, Mapping):
+        return {name: moved(value, device) for name, value in encoded.items()}
+    if isinstance(encoded, (tuple, list)):
+        return type(encoded)(moved(value, device) for value in encoded)
+    return encoded
 
 
 def _repeated(encoded: Any, rows: int, times: int) -> Any:
