@@ -298,6 +298,8 @@ class _Python(TorchFunctionMode):
         if name == "cuda" and args and _is_tensor(args[0]):
             where = args[1] if len(args) > 1 else kwargs.get("device", "cuda")
             return args[0].to(_told(where))
+        if name in ("__getitem__", "__setitem__") and isinstance(args[0], Counterfeit):
+            args = (args[0], _uploaded(args[1], _told(args[0].device)), *args[2:])
         if name == "pin_memory" and type(args[0]) is not Counterfeit:
             return _pinned(args[0].clone())
         if name == "is_pinned" and type(args[0]) is not Counterfeit:
@@ -317,6 +319,13 @@ class _Python(TorchFunctionMode):
         if kwargs.get("pin_memory") and kwargs.get("device") in (None, CPU):
             return _pinned(function(*args, **{**kwargs, "pin_memory": False}))
         return function(*args, **kwargs)
+
+
+def _uploaded(index: Any, device: torch.device) -> Any:
+    """An index in which lists of numbers are tensors on a GPU, as torch makes them."""
+    if isinstance(index, tuple):
+        return tuple(_uploaded(i, device) for i in index)
+    return torch.tensor(index).to(device) if isinstance(index, list) else index
 
 
 _PINNED: dict[int, Any] = {}
