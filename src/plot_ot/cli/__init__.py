@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli import check, compare, explain, localize, mib, models, run, show
+from plot_ot.cli import bench, check, compare, explain, localize, mib, models, run, show
 from plot_ot.cli.common import console, errors
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.version import __version__
@@ -26,6 +26,7 @@ for command in (show.show, show.report, show.figures, show.table, show.view):
 app.command("list")(explain.list_all)
 app.command()(models.models)
 app.command()(explain.explain)
+app.command()(bench.bench)
 app.command("check")(check.check_task)
 app.command("localize")(localize.localize_task)
 app.command("compare")(compare.compare_tasks)

@@ -40,6 +40,11 @@ class Store:
     activations: Mapping[str, Float[Tensor, "inputs d"]]
     outputs: Float[Tensor, "inputs ..."]
 
+    @cached_property
+    def codes(self) -> dict[str, Int[Tensor, " inputs"]]:
+        """Which inputs have equal states at a place, for those who asked once."""
+        return {}
+
     @property
     def prefixes(self) -> Sequence[Any]:
         """What resuming needs besides and only its recorder has, such as keys and values; most need nothing."""
@@ -287,6 +292,11 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.base_rows)
+
+    @cached_property
+    def numbers(self) -> Int[Tensor, " pairs"]:
+        """`base_rows` on the CPU, where most subjects look up what they resume."""
+        return self.base_rows.cpu()
 
     def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean base activations."""

@@ -224,11 +224,12 @@ class Sight:
 
     def __init__(self, real: Bool[Tensor, "batch tokens"]) -> None:
         self.real = real
-        self._last: tuple[Any, Tensor] | None = None
+        self._known: dict[int, tuple[Any, Tensor]] = {}
+        """By mask: layers of one kind share theirs, and kinds may alternate."""
 
     def __call__(self, layer: int, mask: Any) -> Bool[Tensor, "batch tokens tokens"]:
-        if self._last is not None and self._last[0] is mask:
-            return self._last[1]
+        if id(mask) in self._known:
+            return self._known[id(mask)][1]
         n, real = self.real.shape[1], self.real
         earlier = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
         if mask is None:
@@ -243,7 +244,7 @@ class Sight:
             )
         if bool((visible & ~earlier & real[:, :, None]).any()):
             raise PlotError(f"In block {layer} tokens see later ones: a resumed prompt would not notice its own edit.")
-        self._last = mask, visible
+        self._known[id(mask)] = mask, visible
         return visible
 
 

@@ -211,7 +211,7 @@ class DecoderSubject(PromptSubject):
             with torch.no_grad(), self._held():
                 final = store.final.split(min(1 << 10, self.responses_per_batch))
                 read = [piece for h in final for piece in self.limits.pieces(self._read, h, "read-out")]
-                store.readings[self.reading] = torch.cat(read)
+                store.readings[self.reading] = torch.cat(read).to(self.device)
         return store.readings[self.reading]
 
     def record(
@@ -332,17 +332,17 @@ class DecoderSubject(PromptSubject):
             view = cache.view(store.slot[rows[some]], int(tails[some].max()))
 
             def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
-                part = v, some.to(a.device)
                 edits = [SpotEdit(start, back[start.position][some], lambda _: a)]
                 for name, spot in spots_of.items():
-                    rewrite = for_some(later[name], variants, pairs, part)
+                    rewrite = for_some(later[name], variants, pairs, (v, some), self.device)
                     edits.append(SpotEdit(spot, back[spot.position][some], rewrite))
                 with self._held():
                     h = resumed_pass(self.decoder, view, start, a, edits)
                     read: Tensor = self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2])
                     return read.transpose(0, 1).to(self.device)
 
-            given = [(activation[v, some.to(activation.device)], v) for v in slices]
+            here = some.to(activation.device)
+            given = [(activation[v, here], v) for v in slices]
             if heavy:  # a graph that would not fit is thrown away and computed again on the way back
                 across = [checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) for a, v in given]
             else:
@@ -384,7 +384,7 @@ class DecoderSubject(PromptSubject):
         h = h.to(self.decoder.dtype)
         if self.reading == "vocabulary":
             return self.decoder.logits(h)
-        tokens = torch.tensor([t for group in self.answers for t in group], device=h.device)
+        tokens = tuple(t for group in self.answers for t in group)
         logits = self.decoder.logits(h, tokens)
         columns = [g.amax(dim=1, keepdim=True) for g in logits.split([len(g) for g in self.answers], dim=1)]
         if self.reading == "rest":
