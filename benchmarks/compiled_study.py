@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -38,18 +39,16 @@ KIND = {
 
 
 def run(kinds: Sequence[str], methods: Sequence[str], seeds: Sequence[int], out: Path) -> None:
-    """All units that are not there yet, method by method."""
+    """All units that are not there yet, seed by seed."""
     out.mkdir(parents=True, exist_ok=True)
-    for method in methods:
-        for kind in kinds:
-            for seed in seeds:
-                path = out / f"{kind}-{seed}-{method}.json"
-                if path.exists():
-                    continue
-                found = unit(kind, seed, method)
-                write_atomically(path, json.dumps(found, indent=1).encode())
-                said = ", ".join(f"{v} ({x['truth']}) {x['outcome']}" for v, x in found["variables"].items())
-                print(f"{kind} {seed} {method}: {said} ({found['cpu']:.1f} CPU s)", flush=True)
+    for seed, kind, method in product(seeds, kinds, methods):
+        path = out / f"{kind}-{seed}-{method}.json"
+        if path.exists():
+            continue
+        found = unit(kind, seed, method)
+        write_atomically(path, json.dumps(found, indent=1).encode())
+        said = ", ".join(f"{v} ({x['truth']}) {x['outcome']}" for v, x in found["variables"].items())
+        print(f"{kind} {seed} {method}: {said} ({found['cpu']:.1f} CPU s)", flush=True)
 
 
 def column(outcome: str) -> str:
