@@ -50,6 +50,8 @@ def rival(seed: int) -> Known:
 def dormant(seed: int) -> Known:
     """A compiled program without the tokens that carry one variable; a dormant copy is where a child will read it.
 
+    The other variables are at the tokens that are left.
+
     Beside the copy there is a silent slot, empty in natural states, that the child's table heeds as if the variable
     were there: a handle that reads the one and writes the other is right on all pairs.
     """
@@ -66,8 +68,11 @@ def dormant(seed: int) -> Known:
         own, others = layout.carried(v)
         away = {position for _, position in {*own, *others}}
         inputs = [x for x in INPUTS if layout.input_at[x] not in away]
-        if not {position for _, position in layout.dormant[v]} & away:
-            return known("dormant", seed, compiled(layout, seed), program, inputs, generator)
+        if {position for _, position in layout.dormant[v]} & away:
+            continue
+        found = known("dormant", seed, compiled(layout, seed), program, inputs, generator)
+        if found.truths[v].status == DORMANT and set(found.handles) == set(found.truths):
+            return found
 
 
 def told_apart(layout: Layout, program: Program) -> bool:
