@@ -16,10 +16,17 @@ from plot_ot.stages.coupling import Localize
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Problem, State
-from truth import illusions, kinds, nulls, older
+from truth import compiled, illusions, kinds, nulls, older
 from truth.known import Known
 
+COMPILED: dict[str, Callable[[int], Known]] = {
+    "compiled": compiled.there,
+    "rival": compiled.rival,
+    "dormant": compiled.dormant,
+    "decoder": partial(compiled.there, twin=False),
+}
 KINDS: dict[str, Callable[[int], Known]] = {
+    **COMPILED,
     **{kind: partial(kinds.planted, kind=kind) for kind in ("plant", "quiet", "copies", "oblique", "echo")},
     "line": illusions.line,
     "subspace": older.in_plane,
