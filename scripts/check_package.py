@@ -12,6 +12,7 @@ IN_WHEEL = ("plot_ot/py.typed", "plot_ot/report/assets/page.html.j2", "plot_ot/m
 IN_SOURCE = (
     *("tests/conftest.py", "tests/nets.py", "tests/data/heq-1003.safetensors", "tests/truth/known.py"),
     *("benchmarks/pages.py", "docs/quick-start.md", "adapters/smollm2/planted-1000/planted.json"),
+    "models/tiny/planted-1001.safetensors",
     *("Makefile", "constraints.txt", "CITATION.cff", "examples/pointer.py"),
 )
 
