@@ -165,15 +165,19 @@ def models(
         where = fetch(get)
         if not as_json:
             console.print(f"{get}: {where}", highlight=False)
-    rows = [(m.name, m.state, m.summary, ", ".join(m.adapters), str(m.where)) for m in available()]
-    columns = ("name", "state", "what it is", "adapters", "where")
+    listed = available()
     if as_json:
-        keys = [c.replace(" ", "_") for c in columns]
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
+        told = [
+            {"name": m.name, "state": m.state, "what_it_is": m.summary, "adapters": m.adapters, "where": m.where}
+            for m in listed
+        ]
+        print(json.dumps(told, indent=1))
         return
     table = tables.plain_table("Models")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for row in rows:
-        table.add_row(*row)
+    for column in ("name", "what it is"):
+        table.add_column(column, overflow="fold")
+    for m in listed:
+        adapters = f"; adapters: {', '.join(m.adapters)}" if m.adapters else ""
+        table.add_row(m.name, f"{m.state}: {m.summary}{adapters}")
     console.print(table)
+    console.print("--fetch NAME fetches a model; --json also says where each one is.")
