@@ -189,7 +189,7 @@ def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
     assert call(monkeypatch, "list", "--json") == 0
     assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"heq", "mcqa"}
     assert call(monkeypatch, "models", "--json") == 0
-    assert {"planted-1000", "smollm2"} <= {m["name"] for m in json.loads(capsys.readouterr().out)}
+    assert {"tiny", "planted-1000", "smollm2"} <= {m["name"] for m in json.loads(capsys.readouterr().out)}
     assert call(monkeypatch, "explain", "heq", "--size", "100") == 0
     printed = capsys.readouterr().out
     assert "z_WX <- W, X" in printed

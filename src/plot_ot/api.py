@@ -24,7 +24,7 @@ from plot_ot.localizing import Question, answer, answer_early, chosen_filter, pa
 from plot_ot.methods import Method
 from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import TINY, load_tiny
+from plot_ot.models.tiny import is_tiny, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.studies import running
@@ -129,8 +129,8 @@ def load_subject(
                 "submodules) and an `example` input row."
             )
         loaded = LanguageModel.live(model, tokenizer)
-    elif str(model) == "tiny" or str(model) in TINY:
-        loaded = LanguageModel.live(*load_tiny(next(iter(TINY)) if str(model) == "tiny" else str(model)))
+    elif is_tiny(model):
+        loaded = LanguageModel.live(*load_tiny(str(model)))
     else:
         loaded = resolve(model, adapter, **options)
     loaded = replace(loaded, loading=time.perf_counter() - start)
