@@ -64,9 +64,9 @@ PER_LAYER = WIDTH * len(VARIABLES)
 WHY_NOT_NEARER = (
     "Why calibration is not nearer to the bound: layers are 16 wide, so that a product does 32 operations for every "
     "number it reads, and each plain pass over the same numbers costs a good part of one. In a profile of `plot` (seed "
-    "1003) products took about two fifths of calibration; the edits themselves, ReLU, and the scoring (argmax, weights) "
-    "about a third together, and what is left is calls. Fewer passes would need a fused kernel, which PyTorch's eager "
-    "mode does not have."
+    "1003) products took about two fifths of calibration; the edits themselves, ReLU, and the scoring (argmax, "
+    "weights) about a third together, and what is left is calls. Fewer passes would need a fused kernel, which "
+    "PyTorch's eager mode does not have."
 )
 
 
