@@ -59,9 +59,10 @@ class Recorder:
         entries = {spot.enters for spot in spots.values() if tail > 1 or spot.kind != "block_output"}
         widths = {name: spot.place.width for name, spot in spots.items()}
         vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
-        spilled = vectors > subject.vectors_in_memory * share.inputs
+        before = subject.remembered_vectors
+        spilled = vectors + before > subject.vectors_in_memory * share.inputs
         # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
-        beside = (last + (0 if spilled else vectors)) / share.inputs + subject.remembered_bytes
+        beside = (last + (0 if spilled else vectors)) / share.inputs + before + subject.remembered_bytes
         limit = int(share.bases * subject.keys_in_memory(beside))
         self.cache = PrefixCache(bases, self.lengths, len(self.decoder.blocks), limit, tail, entries, self.trie)
         self.kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)

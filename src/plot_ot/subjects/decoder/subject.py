@@ -182,6 +182,11 @@ class DecoderSubject(PromptSubject):
         return self._remembered.bytes
 
     @property
+    def remembered_vectors(self) -> int:
+        """Bytes of recorded vectors that earlier passes keep in memory."""
+        return self._remembered.vector_bytes
+
+    @property
     def response_columns(self) -> int:
         return self.decoder.vocabulary if self.reading == "vocabulary" else len(self.answers) + 1
 
