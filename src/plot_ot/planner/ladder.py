@@ -208,7 +208,7 @@ def _hooked(recording: Recording, place: Place) -> Float[Tensor, "pairs vocabula
     """Logits after the base prompts by whole forward passes, with the sources' vectors put in by a hook."""
     subject = recording.subject
     assert isinstance(subject, DecoderSubject)  # noqa: S101
-    ids, real = subject.encoded(recording.store.inputs[recording.numbers])
+    ids, real = subject.encoded(recording.store.inputs[recording.base_rows])
     source = recording.source_at(place)
     with subject.intervene({place.name: lambda a: source.to(a)}):
         model = subject.decoder.model
