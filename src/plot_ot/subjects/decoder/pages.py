@@ -13,6 +13,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from plot_ot.files.safe_reading import read_at, write_at
+from plot_ot.subjects.memory import sent
 
 
 class Pages:
@@ -93,7 +94,7 @@ def buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def along(lines: Shaped[Tensor, "nodes groups width"], nodes: Int[Tensor, "pairs tokens"]) -> Tensor:
     """Lines of nodes along some paths, as one copy: [pairs, groups, tokens, width], groups before tokens."""
     groups = lines.shape[1]
-    index = nodes.to(lines.device)[:, None] * groups + torch.arange(groups, device=lines.device)[:, None]
+    index = sent(nodes, lines.device)[:, None] * groups + torch.arange(groups, device=lines.device)[:, None]
     return lines.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, lines.shape[2])
 
 
