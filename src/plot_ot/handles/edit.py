@@ -74,6 +74,7 @@ class Edit:
 
     def swapping(self, source: Float[Tensor, "rows d"]) -> Callable[[Tensor], Tensor]:
         """Rewrites activations [rows, d] towards those of the sources, row by row (or of one source)."""
+
         def edit(a: Float[Tensor, "rows d"]) -> Float[Tensor, "rows d"]:
             if len(source) not in (1, len(a)):
                 raise PlotError(
