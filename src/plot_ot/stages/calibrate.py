@@ -21,6 +21,7 @@ from plot_ot.signatures import Readout
 from plot_ot.sites import SiteFamily
 from plot_ot.stages.problem import Calibration, Candidate, best_by
 from plot_ot.subjects import BankRecording, Place
+from plot_ot.subjects.memory import sent
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced", "sensitive")
@@ -315,24 +316,25 @@ def _over_shards(
 def _scores(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, readout: Readout
 ) -> Float[Tensor, " variants"]:
-    labels = recording.bank.labels[variable].to(recording.subject.device)
-    weights = weights.to(labels.device)
+    labels = sent(recording.bank.labels[variable], recording.subject.device)
+    weights = sent(weights, labels.device)
     scores = torch.zeros(len(edits[0].gains), dtype=torch.float64, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
-        right = readout.correct(outputs, labels[pairs])
-        scores[variants] += right.double() @ weights[pairs]
+        right, at = readout.correct(outputs, labels[pairs]), sent(variants, labels.device)
+        scores[at] += right.double() @ weights[pairs]
     return scores.cpu()
 
 
 def _losses(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, readout: Readout
 ) -> Float[Tensor, " variants"]:
-    labels = recording.bank.labels[variable].to(recording.subject.device)
-    weights = weights.to(labels.device)
-    losses = torch.zeros(len(edits[0].gains), dtype=torch.float64)
+    labels = sent(recording.bank.labels[variable], recording.subject.device)
+    weights = sent(weights, labels.device)
+    losses = torch.zeros(len(edits[0].gains), dtype=torch.float64, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
-        losses[variants] += (readout.loss(outputs, labels[pairs]).double() @ weights[pairs]).cpu()
-    return losses
+        at = sent(variants, labels.device)
+        losses[at] += readout.loss(outputs, labels[pairs]).double() @ weights[pairs]
+    return losses.cpu()
 
 
 def scored_frames(
@@ -387,7 +389,7 @@ def _correct_under(
 def _correct(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, readout: Readout
 ) -> Bool[Tensor, "variants pairs"]:
-    labels = recording.bank.labels[variable].to(recording.subject.device)
+    labels = sent(recording.bank.labels[variable], recording.subject.device)
     right = torch.zeros(len(edits[0].gains), len(recording), dtype=torch.bool, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
         at = torch.arange(len(recording), device=labels.device)[pairs]

@@ -33,6 +33,7 @@ from plot_ot.signatures import Readout
 from plot_ot.stages.curvature import output_curvature, sharpened, sharpness
 from plot_ot.stages.maps import Map, Whitened
 from plot_ot.subjects import BankRecording, Place, Subject
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.protocol import Rewrite, Store
 
 DIRECT = 1024
@@ -80,13 +81,12 @@ class Rest:
         order = {p.name: k for k, p in enumerate(recording.subject.places)}
         first_place, *others = sorted(places, key=lambda p: order[p.name])
         distinct = Distinct.of(recording, places).of_pair
-        device = recording.base_rows.device
-        code = torch.arange(len(recording), device=device) if distinct is None else distinct
-        answer = torch.unique(labels, dim=0 if labels.ndim > 1 else None, return_inverse=True)[1].to(device)
+        labels, code = labels.cpu(), torch.arange(len(recording)) if distinct is None else distinct
+        answer = torch.unique(labels, dim=0 if labels.ndim > 1 else None, return_inverse=True)[1]
         code = torch.unique(code * (int(answer.max()) + 1) + answer, return_inverse=True)[1]
         first = first_of_each(code)
         base = recording.base_at(first_place)[first]
-        summed = torch.zeros(len(first), dtype=torch.float64).index_add(0, code.cpu(), weights.double().cpu())
+        summed = torch.zeros(len(first), dtype=torch.float64).index_add(0, code, weights.double().cpu())
         return cls(
             recording.subject,
             recording.store,
@@ -95,7 +95,7 @@ class Rest:
             base,
             (recording.source_at(first_place)[first] - base).double().cpu(),
             tuple(recording.source_at(p)[first] for p in others),
-            labels.cpu()[first.cpu()],
+            labels[first],
             summed,
             sharpened(readout, sharpness(recording, readout)),
             max(1, batch),
@@ -108,7 +108,7 @@ class Rest:
 
         With `nudges` the edited states are a little elsewhere: zeros whose gradients are those of the states.
         """
-        state = self.base[some] + maps[0].of(self.difference[some]).to(self.base)
+        state = self.base[some] + sent(maps[0].of(self.difference[some]), self.base.device, self.base.dtype)
         seen: dict[int, Tensor] = {}
 
         def rewriting(k: int) -> Rewrite:
@@ -160,7 +160,7 @@ class Rest:
                 seen_here = outputs.detach().cpu()
                 losses, slope, curvature = output_curvature(seen_here, self.labels[some], self.readout)
                 total += float(self.weights[some] @ losses.double())
-                backs = torch.stack([slope, *curvature]).to(outputs.device).unbind()
+                backs = sent(torch.stack([slope, *curvature]), outputs.device).unbind()
                 if outputs.requires_grad:
                     kept = [*[True] * len(curvature), False]
                     back = [
