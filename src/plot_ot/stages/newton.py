@@ -59,7 +59,7 @@ class NewtonHandles:
     """Which cells the prior's shifts are between; `pairs` needs no values."""
     starts: int = 2
     """How many priors are followed at each place, the best on calibration."""
-    stand_ins: int = 1
+    stand_ins: int = 3
     """How often every fit pair is taken again, for small ρ, with another recorded source of the same value."""
     behind: float = 0.15
     """Places whose closed forms are so much worse on calibration than the best place's are left out."""
