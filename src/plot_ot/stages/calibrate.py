@@ -223,7 +223,7 @@ def _lowest_loss(
     grouped = [[t for t in tied if t[0] == at] for at in used]
     rows = [torch.tensor([k * len(search.strengths) + s for _, k, s in group]) for group in grouped]
     tries = [candidates[at].family.edits(variants[at][r]) for at, r in zip(used, rows, strict=True)]
-    losses = _over_shards(_losses, recording, tries, variable, weights, readout)
+    losses = losses_all(recording, tries, variable, weights, readout)
     found = [
         pair for loss, group in zip(losses, grouped, strict=True) for pair in zip(loss.tolist(), group, strict=True)
     ]
@@ -289,6 +289,17 @@ def scored_all(
 ) -> list[Float[Tensor, " variants"]]:
     """Score of every variant of several batches of edits, which may be run at the same time."""
     return _over_shards(_scores, recording, tries, variable, weights, readout)
+
+
+def losses_all(
+    recording: BankRecording,
+    tries: Sequence[Sequence[EditBatch]],
+    variable: str,
+    weights: Float[Tensor, " pairs"],
+    readout: Readout,
+) -> list[Float[Tensor, " variants"]]:
+    """Mean weighted loss of every variant of several batches of edits: how sure, where `scored_all` says how right."""
+    return _over_shards(_losses, recording, tries, variable, weights, readout)
 
 
 Sums = Callable[[BankRecording, Sequence[EditBatch], str, Tensor, Readout], Float[Tensor, " variants"]]

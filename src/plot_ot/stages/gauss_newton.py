@@ -38,6 +38,8 @@ from plot_ot.subjects.protocol import Rewrite, Store
 
 DIRECT = 1024
 """Up to so many unknowns a step solves the normal equations; beyond, conjugate gradients on products with them."""
+UNFELT = 1e-4
+"""The share of the matrix that a direct solution leaves out, in the rows of pairs that are sure."""
 ITERATIONS = 40
 """The most conjugate-gradient iterations of one step."""
 
@@ -265,11 +267,11 @@ class Normal:
         return direct
 
     def _felt(self) -> Int[Tensor, " kept"]:
-        """The rows that hold all but a millionth of the matrix: most pairs are sure, and curve next to nothing."""
+        """The rows that hold nearly all of the matrix: most pairs are sure, and curve next to nothing."""
         sizes = sum(u.square().sum(dim=1) * v.square().sum(dim=1) for u, v in zip(self.u, self.v, strict=True))
         assert isinstance(sizes, Tensor)  # noqa: S101
         rising = sizes.sort()
-        return rising.indices[rising.values.cumsum(0) > 1e-6 * sizes.sum()]
+        return rising.indices[rising.values.cumsum(0) > UNFELT * sizes.sum()]
 
     def _conjugate(self, right: Float[Tensor, " unknowns"], c: float) -> Float[Tensor, " unknowns"]:
         n, left = torch.zeros_like(right), right.clone()
