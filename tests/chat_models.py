@@ -8,7 +8,8 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 CITIES = ("Paris", "Lyon", "Rome", "Milan", "New York", "Los Angeles", "Rio", "San Jose")
-WORDS = "You are brief . Is in Europe Yes No ? the city of The answer is a system user assistant : ( helpful".split()
+TEXT = "You are brief . Is in Europe Yes No ? the city of The answer is a system user assistant : ( helpful"
+WORDS = TEXT.split()
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<|start|>", "<|end|>", "[INST]", "[/INST]")
 
 TEMPLATES = {

@@ -18,7 +18,7 @@ from plot_ot.abstract.holding_out import MIXED, HoldOut
 from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
 from plot_ot.localizing import as_given, chosen_filter
 from refusals import assert_refused
-from test_chats import EUROPE, SYSTEM
+from test_chats import EUROPE, SOME, SYSTEM
 
 CITIES = [f"city{k}" for k in range(16)]
 QUICK = plot_ot.Method(
@@ -56,6 +56,10 @@ def seen(hold: HoldOut, *banks: Bank) -> set[Any]:
     return {e for b in banks for side in (b.base, b.source) for some in hold.entities(side) for e in some}
 
 
+def assert_apart(parts: list[set[Any]]) -> None:
+    assert len(set.union(*parts)) == sum(map(len, parts))
+
+
 # -- hold-out by entity ----------------------------------------------------------------------------------------
 
 
@@ -67,7 +71,7 @@ def test_no_value_stands_in_two_splits_and_the_note_counts_them() -> None:
     fit, calibration = made.splits.fit, made.splits.calibration
     parts = [seen(hold, fit), seen(hold, calibration), seen(hold, *made.splits.test.values())]
     assert [len(p) for p in parts] == [8, 4, 4]
-    assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
+    assert_apart(parts)
     assert made.notes[1] == "held out by 'city': 8 values to fit, 4 to calibrate, 4 to test, none in two of them"
     # without it, cities are everywhere
     plain = from_inputs(h.causal, h.rows(given), ALWAYS, 100, torch.Generator().manual_seed(1000)).splits
@@ -104,7 +108,7 @@ def test_pairs_that_cross_splits_are_left_out_and_counted() -> None:
     made = from_pairs(h.causal, pairs, ALWAYS, generator, hold)
     banks = [made.splits.fit], [made.splits.calibration], list(made.splits.test.values())
     parts = [seen(hold, *b) for b in banks]
-    assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
+    assert_apart(parts)
     used = len(made.splits.fit) + len(made.splits.calibration)
     used += sum(len(made.splits.test["country", kind]) for kind in ("sensitivity", "invariance"))
     assert f"{1200 - used} of 1200 pairs have values of several splits and are left out" in made.notes[1]
@@ -176,7 +180,7 @@ def test_banks_that_grow_keep_every_value_in_its_split() -> None:
         splits = banks.draw((30, 30, 30))
         for part, some in zip(parts, ([splits.fit], [splits.calibration], splits.test.values()), strict=True):
             part |= seen(hold, *some)
-    assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
+    assert_apart(parts)
     assert banks.notes[1].startswith("held out by 'city': 7 values to fit, 3 to calibrate, 6 to test")
 
 
@@ -186,7 +190,9 @@ def test_integers_of_a_causal_model_are_held_out_too() -> None:
     hold = HoldOut.by(causal, "x")
     assert hold is not None
     made = from_inputs(causal, rows, ALWAYS, 60, torch.Generator().manual_seed(1000), hold)
-    fit, test = (set(torch.cat([b.base[:, 0], b.source[:, 0]]).tolist()) for b in (made.splits.fit, made.splits.calibration))
+    fit, test = (
+        set(torch.cat([b.base[:, 0], b.source[:, 0]]).tolist()) for b in (made.splits.fit, made.splits.calibration)
+    )
     assert not fit & test
 
 
@@ -243,8 +249,8 @@ def asked_in_chats() -> tuple[Hypothesis, list[dict[str, str]]]:
     def answer(european, word):
         return "Yes" if european == (len(word) < 3) else "No"
 
-    words, cities = "the a The is in of city answer".split(), ("Paris", "Lyon", "Rome", "Rio", "New", "Los")
-    return h, [{"city": c, "word": w, "more": m} for c in cities for w in words for m in ("user", "system", "brief")]
+    cities = ("Paris", "Lyon", "Rome", "Rio", "New", "Los")
+    return h, [{"city": c, "word": w, "more": m} for c in cities for w in SOME[:8] for m in ("user", "system", "brief")]
 
 
 def test_a_network_that_says_something_else_is_refused_with_what_it_says_and_the_other_filters() -> None:
@@ -258,7 +264,9 @@ def test_a_network_that_says_something_else_is_refused_with_what_it_says_and_the
 
 
 @pytest.mark.parametrize("budget", [None, "auto"])
-def test_the_filter_and_what_is_held_out_are_in_the_result_its_record_and_its_report(budget: Any, tmp_path: Any) -> None:
+def test_the_filter_and_what_is_held_out_are_in_the_result_its_record_and_its_report(
+    budget: Any, tmp_path: Any
+) -> None:
     tokenizer = chat_tokenizer("trims")
     model = plot_ot.load_subject(chat_model(tokenizer), tokenizer=tokenizer)
     h, given = asked_in_chats()
@@ -289,7 +297,9 @@ def test_banks_as_given_have_no_filter_of_ours() -> None:
     rows = torch.cartesian_prod(torch.arange(40), torch.arange(2))
     splits = from_inputs(causal, rows, ALWAYS, 40, torch.Generator().manual_seed(1000)).splits
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
-    result = plot_ot.localize(plot_ot.load_subject(net, encode=lambda r: r.float()), causal, splits, method=QUICK, progress=False)
+    result = plot_ot.localize(
+        plot_ot.load_subject(net, encode=lambda r: r.float()), causal, splits, method=QUICK, progress=False
+    )
     assert result.config["filter"] == "as given"
     assert_refused(
         lambda: plot_ot.localize(
@@ -320,8 +330,11 @@ def test_rare_kinds_of_pair_do_not_shrink_the_others() -> None:
     assert count["z"] == count["z+w"] == 50  # equal shares of what there is enough of
     pool = torch.unique(torch.cat([bank.base, bank.source]), dim=0)
     assert 0 < count["none"] < 25
-    assert count["none"] == sum(  # all there are
-        int((p[:2] == q[:2]).all() and not torch.equal(p, q)) for p in pool for q in pool
+    assert (
+        count["none"]
+        == sum(  # all there are
+            int((p[:2] == q[:2]).all() and not torch.equal(p, q)) for p in pool for q in pool
+        )
     )
     assert any("that change nothing" in note and "`hold_out`" in note for note in made.notes)
     held = from_inputs(causal, rows, ALWAYS, 200, torch.Generator().manual_seed(1000), HoldOut.by(causal, "city"))

@@ -364,7 +364,7 @@ def test_a_handle_that_is_right_everywhere_stays():
 def solved(problem: Problem, stage: NewtonHandles, variable: str = "p") -> list[Try]:
     """Every try of the stage at the best places."""
     weights = pair_weights(problem.fit, variable, "balanced")
-    priors = [p for at in problem.subject.places for p in priors_at(problem.fit, at, variable, weights)]
+    priors = priors_at(problem.fit, problem.subject.places, variable, weights)
     scores = [1.0] * len(priors)
     return stage._solved(problem, variable, stage._followed(priors, scores), _Ordinary(problem))
 

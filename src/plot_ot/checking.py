@@ -113,7 +113,8 @@ def check(
 
     Labels every pair, splits them as `localize` would for a network that answers everything right, and says which
     variables change, what each bank can show, and what is missing. With a `tokenizer` also whether the answers are
-    single tokens and where the named positions are. `hold_out` is that of `localize`. Errors are collected as problems, or raised when `strict`.
+    single tokens and where the named positions are. `hold_out` is that of `localize`. Errors are collected as problems,
+    or raised when `strict`.
     """
     found = Checkup(strict=strict)
     with found.part():

@@ -112,7 +112,7 @@ class Question:
         return Wording(render, self.hypothesis.answers, self.subject.watching(rest=True))
 
     def run(self, rows: Int[Tensor, "rows inputs"]) -> Store:
-        """Run some inputs, to see how they are answered; where the network answers in words, this is their recording."""
+        """Run inputs to see how they are answered; where the network answers in words, this is their recording."""
         if self.tokenizer is not None and isinstance(self.subject, DecoderSubject):
             return self.subject.record(rows, remember=True)
         return self.subject.record(rows, torch.zeros(0, dtype=torch.long))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.banks import Splits
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.splitting import from_inputs
 from plot_ot.handles import Handle
 from plot_ot.judging.status import Status

@@ -1,4 +1,4 @@
-"""Which inputs count: those that the network answers as the causal model does, by some reading of its answer, or all."""
+"""Which inputs count: those that the network answers as the causal model does, by some reading of it, or all."""
 
 from __future__ import annotations
 

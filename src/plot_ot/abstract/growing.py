@@ -17,7 +17,7 @@ SHARES = {"fit": (0, 2), "calibration": (4,), "test": (1, 3)}
 
 
 class GrowingBanks:
-    """Pairs from more and more of the inputs that count; an input, or with `hold_out` an entity, never changes split."""
+    """Pairs from more and more of the inputs that count; an input, or a held-out value, keeps its split."""
 
     def __init__(
         self,

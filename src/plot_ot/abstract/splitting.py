@@ -110,8 +110,8 @@ def rare_kinds(bank: Bank) -> list[str]:
         return []
     told = ", ".join(rare).replace("change none", "change nothing")
     return [
-        f"some kinds of pair are rare: of {len(bank)} pairs to calibrate {told}; more inputs, or `hold_out` by an input "
-        f"with many values, which keeps inputs that share its value together, give more of them"
+        f"some kinds of pair are rare: of {len(bank)} pairs to calibrate {told}; more inputs, or `hold_out` by an "
+        f"input with many values, which keeps inputs that share its value together, give more of them"
     ]
 
 

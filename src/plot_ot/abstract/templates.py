@@ -13,7 +13,8 @@ from plot_ot.errors import PlotError, unknown
 Span = tuple[int, int]
 """Characters start..end-1 of a text."""
 Position = str | Callable[[dict[str, Any]], Any]
-"""A piece of the template, or a function of the inputs that gives a text, (text, occurrence) or a character's index."""
+"""A piece of the template, or a function of the inputs: it gives a text, (text, occurrence), the index of a character,
+or (start, end), characters start to end - 1."""
 
 
 def shown(text: str, most: int = 240) -> str:
@@ -232,7 +233,9 @@ class Prompts:
         except PlotError as e:
             raise PlotError(f"Position '{name}': {e}") from e
         if span[0] >= span[1]:
-            raise PlotError(f"Position '{name}' is missing in the prompt {shown(prompt.text)}: its text is empty there.")
+            raise PlotError(
+                f"Position '{name}' is missing in the prompt {shown(prompt.text)}: its text is empty there."
+            )
         return span
 
 
@@ -252,7 +255,9 @@ def _found(answer: Any, prompt: str) -> Span:
             return find_text(prompt, text, occurrence)
         case int() if not isinstance(answer, bool) and -len(prompt) <= answer < len(prompt):
             return answer % len(prompt), answer % len(prompt) + 1
+        case (int() as start, int() as end) if 0 <= start < end <= len(prompt):
+            return start, end
     raise PlotError(
-        f"its function gave {answer!r:.80}; expected a text of the prompt, (text, occurrence), or the index of a "
-        f"character, for the prompt {shown(prompt)} of {len(prompt)} characters."
+        f"its function gave {answer!r:.80}; expected a text of the prompt, (text, occurrence), the index of a "
+        f"character, or (start, end) of several, for the prompt {shown(prompt)} of {len(prompt)} characters."
     )

@@ -153,7 +153,7 @@ class Tap:
         k, of = self.columns
         if not 0 <= k < of or width % of:
             raise PlotError(
-                f"Place '{name}' has {width} columns, of which [{k}/{of}] is no part: n equal parts are [0/n] to [n-1/n]."
+                f"Place '{name}' has {width} columns, of which [{k}/{of}] is no part: equal parts are [0/n] to [n-1/n]."
             )
         return slice(k * width // of, (k + 1) * width // of)
 
