@@ -162,7 +162,7 @@ def test_what_was_recorded_in_portions_is_what_one_recording_has():
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 5)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 5)
 
 
 def counted(subject, monkeypatch, name="record_part"):

@@ -24,7 +24,7 @@ from plot_ot.localizing import Question, answer, answer_early, chosen_filter, pa
 from plot_ot.methods import Method
 from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import TINY, load_tiny
+from plot_ot.models.tiny import is_tiny, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.studies import running
@@ -33,6 +33,7 @@ from plot_ot.studies.task import Task
 from plot_ot.subjects import MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal_subject import CausalSubject
 from plot_ot.subjects.decoder.subject import DecoderSubject
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.tasks import TASKS
 
 Places = Mapping[str, str] | Sequence[str]
@@ -128,8 +129,8 @@ def load_subject(
                 "submodules) and an `example` input row."
             )
         loaded = LanguageModel.live(model, tokenizer)
-    elif str(model) == "tiny" or str(model) in TINY:
-        loaded = LanguageModel.live(*load_tiny(next(iter(TINY)) if str(model) == "tiny" else str(model)))
+    elif is_tiny(model):
+        loaded = LanguageModel.live(*load_tiny(str(model)))
     else:
         loaded = resolve(model, adapter, **options)
     loaded = replace(loaded, loading=time.perf_counter() - start)
@@ -209,7 +210,7 @@ def localize(
                 "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
             )
         given = read_given(hypothesis, pairs)
-    language = isinstance(subject, DecoderSubject)
+    language = subject.language
     question = Question(
         subject,
         hypothesis,
@@ -227,9 +228,10 @@ def localize(
         notes,
     )
     early, pairs_each = pairs_per_bank(budget, size, 200 if language else 1000)
-    if early:
-        return answer_early(question, given, pairs_each, waited, begun, progress)
-    return answer(question, given, pairs_each, waited, begun, bool(progress))
+    with enough_threads(subject):
+        if early:
+            return answer_early(question, given, pairs_each, waited, begun, progress)
+        return answer(question, given, pairs_each, waited, begun, bool(progress))
 
 
 def run_study(

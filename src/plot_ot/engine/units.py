@@ -92,7 +92,7 @@ def shards(recording: BankRecording) -> list[PairIndex]:
     """The pairs of every shard, in plan order; one slice(None) where there is no more than one."""
     if not isinstance(recording, SharedRecording):
         return [slice(None)]
-    of_pair = recording.shard[recording.base_rows.cpu()]
+    of_pair = recording.shard[recording.base_rows]
     present = of_pair.unique().tolist()
     return [slice(None)] if len(present) == 1 else [(of_pair == s).nonzero().squeeze(1) for s in present]
 
@@ -123,18 +123,22 @@ def inputs_per_shard(subject: Subject) -> int:
 
 
 def record_shared(
-    crew: Crew, subject: Subject, banks: Sequence[Bank], size: int | None = None
+    crew: Crew, subject: Subject, banks: Sequence[Bank], size: int | None = None, *, forget: bool = True
 ) -> list[SharedRecording]:
-    """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard."""
+    """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard.
+
+    Inputs that the subject remembers from a filter do not run again; afterwards it need not remember them (`forget`).
+    """
     if size is not None and size < 1:
         raise PlotError(f"A shard needs at least one input; found {size}.")
     parts, rows = cut_into_shards(banks, size or inputs_per_shard(subject), subject.encoded)
     store = crew.record(parts)
-    subject.forget()
+    if forget:
+        subject.forget()
     require_finite(store)
     shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
     recordings, at = [], 0
-    rows = rows.to(subject.device)
+    rows = rows.cpu()
     for bank in banks:
         middle, end = at + len(bank), at + 2 * len(bank)
         recordings.append(SharedRecording(subject, store, rows[at:middle], rows[middle:end], bank, crew, shard))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
@@ -31,8 +33,8 @@ class ModuleSubject(Subject):
     [rows, channels, height, width] a tuple (y, x) is the channels' vector at a pixel. A list of indices crosses all
     places with them: `path@0`, `path@1`, ... each a place.
 
-    `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments);
-    `output` turns what it returns into a tensor of outputs.
+    `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments), which
+    is moved to the device of its weights; `output` turns what it returns into a tensor of outputs.
     """
 
     def __init__(
@@ -100,7 +102,8 @@ class ModuleSubject(Subject):
 
     @property
     def device(self) -> torch.device:
-        return next((t.device for t in self.weights().values()), torch.device("cpu"))
+        held = chain(self.module.parameters(), self.module.buffers())
+        return next((t.device for t in held), torch.device("cpu"))
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
@@ -192,7 +195,8 @@ class ModuleSubject(Subject):
 
     def _outputs(self, inputs: Tensor, times: int = 1) -> Tensor:
         """What the module makes of the inputs, all of them so many times over."""
-        encoded, before = _repeated(self.encode(inputs), len(inputs), times), self._rows
+        given = moved(self.encode(inputs), self.device)
+        encoded, before = _repeated(given, len(inputs), times), self._rows
         self._rows = _repeated(inputs, len(inputs), times)
         try:
             with frozen(self.module):
@@ -203,7 +207,7 @@ class ModuleSubject(Subject):
 
     def _as_floats(self, rows: Tensor) -> Tensor:
         floats = (t.dtype for t in self.weights().values() if t.is_floating_point())
-        return rows.to(self.device, next(floats, torch.get_default_dtype()))
+        return sent(rows, self.device, next(floats, torch.get_default_dtype()))
 
     def _editing(self, name: str, rewrite: Callable[[Tensor], Tensor], base: Tensor | None) -> Look:
         """What a place does with the tensor that holds its vectors."""
@@ -213,6 +217,17 @@ class ModuleSubject(Subject):
             return self._taps[name].edited(name, whole, rewrite, rows)
 
         return edited
+
+
+def moved(encoded: Any, device: torch.device) -> Any:
+    """What a network is called with, on its device; what is no tensor stays as it is."""
+    if isinstance(encoded, Tensor):
+        return sent(encoded, device)
+    if isinstance(encoded, Mapping):
+        return {name: moved(value, device) for name, value in encoded.items()}
+    if isinstance(encoded, (tuple, list)):
+        return type(encoded)(moved(value, device) for value in encoded)
+    return encoded
 
 
 def _repeated(encoded: Any, rows: int, times: int) -> Any:

@@ -212,13 +212,14 @@ def index_of(name: str, position: Position, whole: Tensor, rows: Tensor | None) 
                 f"The position of '{name}' is a function of the input rows, and {known} are known for the "
                 f"{len(whole)} rows that run: give them as `base`."
             )
-        index = torch.as_tensor(position(rows), device=whole.device).long()
+        index = torch.as_tensor(position(rows)).long()
         if index.shape != (len(whole),):
             raise PlotError(
                 f"The position of '{name}' must be one index for each of {len(whole)} rows; found shape "
                 f"{tuple(index.shape)}."
             )
-        low, high, at = int(index.min()), int(index.max()), (torch.arange(len(whole), device=whole.device), index)
+        low, high = int(index.min()), int(index.max())  # before it moves: rows are on the CPU
+        at = torch.arange(len(whole), device=whole.device), index.to(whole.device)
         inside = whole.ndim >= 3 and -whole.shape[1] <= low <= high < whole.shape[1]
     elif isinstance(position, tuple):
         at = (slice(None), slice(None), *position)  # type: ignore[assignment]

@@ -176,15 +176,20 @@ def require_lengths(lengths: Int[Tensor, " rows"], tokens: int) -> None:
         )
 
 
-def for_some(rewrite: Rewrite, variants: int, pairs: int, part: tuple[slice, Int[Tensor, " some"]]) -> Rewrite:
-    """A rewrite of all variants and pairs, made to work on some of them: each response is rewritten by itself."""
+def for_some(
+    rewrite: Rewrite, variants: int, pairs: int, part: tuple[slice, Int[Tensor, " some"]], device: torch.device
+) -> Rewrite:
+    """A rewrite of all variants and pairs on a device, made to work on some of them: each response is rewritten by
+    itself. Which pairs is said on the CPU; activations come from wherever their block runs."""
     v, p = part
+    every = torch.equal(p, torch.arange(pairs))
 
     def some(a: Float[Tensor, "v p d"]) -> Float[Tensor, "v p d"]:
-        if len(a) == variants and torch.equal(p, torch.arange(pairs, device=p.device)):
+        a = a.to(device)
+        if every and len(a) == variants:
             return rewrite(a)
-        whole = a.new_zeros(variants, pairs, a.shape[2])
-        whole[v, p] = a
-        return rewrite(whole)[v, p]
+        whole, at = a.new_zeros(variants, pairs, a.shape[2]), p.to(device)
+        whole[v, at] = a
+        return rewrite(whole)[v, at]
 
     return some

@@ -151,7 +151,7 @@ class SequenceSubject(Subject):
             some = (store.part[rows] == part).nonzero().squeeze(1)
             here = some.to(activation.device)
             given = activation[:, here]
-            rewrites = {n: for_some(r, variants, pairs, (slice(None), here)) for n, r in later.items()}
+            rewrites = {n: for_some(r, variants, pairs, (slice(None), some), self.device) for n, r in later.items()}
             logits = {}
             for begun, reader in self._readers.items():
                 renamed = {self._name(n, begun): r for n, r in rewrites.items()}
