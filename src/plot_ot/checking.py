@@ -265,7 +265,7 @@ def _look_at_tokens(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokeni
         if silent:
             hint = " Remove the space at its end." if prompt[-1].isspace() else ""
             raise PlotError(
-                f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are no single token of theirs.{hint}"
+                f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are not read as single tokens.{hint}"
             )
     tokens = {name: at(distinct) for name, at in hypothesis.token_positions(tokenizer).items()}
     if found.example is not None:

@@ -34,8 +34,8 @@ class Edit:
         """
         if self.frame.encoder is not None:
             raise PlotError(
-                f"The edit at {self.place.name} reads through a nonlinear encoder, so it is no matrix. Its parts are "
-                f"`edit.frame.encoder`, `edit.frame.write` and `edit.gains`."
+                f"The edit at {self.place.name} reads through a nonlinear encoder, so it is not a matrix. Its parts "
+                f"are `edit.frame.encoder`, `edit.frame.write` and `edit.gains`."
             )
         gains = self.gains.detach().cpu().double()
         if self.frame.read is None:
