@@ -100,7 +100,7 @@ UNTYPED = (
 
 
 def test_the_first_examples_pass_mypy_strict(tmp_path):
-    """README and quick start as they stand, the tutorial but for missing annotations; one process, for mypy is large."""
+    """README and quick start as they stand, the tutorial but for missing annotations; one process: mypy is large."""
     pytest.importorskip("mypy")
     cells = [c for c in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
     strict = {p.stem.replace("-", "_"): module_of(p, blocks(p, "python")) for p in (README, DOCS / "quick-start.md")}
