@@ -25,7 +25,7 @@ SMALL = ["--seeds", "1", "--first-seed", "1003", "--size", "100", "--strengths",
 @pytest.fixture(autouse=True)
 def cached_networks(monkeypatch):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
 
 
 def call(monkeypatch, *words: str) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli import check, compare, explain, localize, mib, models, run, show
+from plot_ot.cli import bench, check, compare, explain, localize, mib, models, run, show
 from plot_ot.cli.common import console, errors
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.version import __version__
@@ -29,6 +29,7 @@ app.command(rich_help_panel=STUDIES)(models.models)
 app.command(rich_help_panel=STUDIES)(explain.explain)
 app.add_typer(run.app, name="run", rich_help_panel=STUDIES)
 app.command("mib", rich_help_panel=STUDIES)(mib.mib)
+app.command(rich_help_panel=STUDIES)(bench.bench)
 for command in (show.show, show.report, show.figures, show.table, show.view):
     app.command(rich_help_panel=RUNS)(command)
 

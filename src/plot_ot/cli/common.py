@@ -57,7 +57,9 @@ Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) 
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
-Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Torch threads (default: one for a small network, all cores for a large one).")
+]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[
     bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")
@@ -78,6 +80,10 @@ StartOver = Annotated[
     typer.Option("--start-over", help="Move the run in --out to superseded/ and begin again; the manifest says so."),
 ]
 Private = Annotated[bool, typer.Option("--private", help="Keep this machine and the commands out of the run.")]
+HoldOut = Annotated[
+    str | None,
+    typer.Option(help="Inputs whose values (cities, names) must not stand in two splits; several with commas."),
+]
 Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
@@ -92,6 +98,11 @@ def _show_tracebacks(asked: bool) -> bool:
 
 Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
+
+
+def names_of(text: str | None) -> list[str] | None:
+    """a,b -> a and b; nothing for nothing."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def memory_bytes(gigabytes: float) -> int:

@@ -36,6 +36,7 @@ from plot_ot.stages.prefilter import Prefilter
 from plot_ot.studies.prepared import Prepared, Sweep, Wording
 from plot_ot.studies.task import Outline, Task
 from plot_ot.subjects.decoder.subject import DecoderSubject, Encode
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.tasks.filling import Filter
 from plot_ot.tasks.text_data import Sizes, TextBanks
 from plot_ot.transport import Transport
@@ -202,8 +203,12 @@ class LanguageTask(Task):
         return as_readout(PHI[self.phi][0])
 
     def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
-        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt."""
-        store = self.subject.record(rows, bases=torch.zeros(0, dtype=torch.long))
+        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt.
+
+        The study's recording takes over what runs here.
+        """
+        with enough_threads(self.subject):
+            store = self.subject.record(rows, remember=True)
         said = store.top_token.cpu()
         return self.data.says(self.language_model.tokenizer, said, self.causal_model().answer(rows))
 
@@ -226,6 +231,7 @@ class LanguageTask(Task):
             banks.transfer,
             Wording(self.render, self.data.ANSWERS, self.subject.watching(rest=True)),
             self.sources(),
+            recorded_seconds=sum(seconds for split, seconds in banks.filter_seconds.items() if split != "transfer"),
         )
 
     def network_recipe(self) -> Recipe:

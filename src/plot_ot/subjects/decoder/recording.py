@@ -52,16 +52,17 @@ class Recorder:
     ) -> None:
         self.subject, self.decoder, self.inputs, self.ids, self.real = subject, subject.decoder, inputs, ids, real
         self.lengths, device = real.sum(dim=1), subject.device
-        self.back = counted_back(subject.positions, inputs, self.lengths, subject.tokens)
+        self.back = counted_back(subject.positions, inputs, self.lengths, subject.tokens, subject.spans)
         self.trie, self.tables = self._as_trie()
         spots = subject.spots
         tail = max(int(b[bases].max()) for b in self.back.values()) if len(bases) else 1
         entries = {spot.enters for spot in spots.values() if tail > 1 or spot.kind != "block_output"}
         widths = {name: spot.place.width for name, spot in spots.items()}
         vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
-        spilled = vectors > subject.vectors_in_memory * share.inputs
+        before = subject.remembered_vectors
+        spilled = vectors + before > subject.vectors_in_memory * share.inputs
         # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
-        beside = (last + (0 if spilled else vectors)) / share.inputs + subject.remembered_bytes
+        beside = (last + (0 if spilled else vectors)) / share.inputs + before + subject.remembered_bytes
         limit = int(share.bases * subject.keys_in_memory(beside))
         self.cache = PrefixCache(bases, self.lengths, len(self.decoder.blocks), limit, tail, entries, self.trie)
         self.kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
