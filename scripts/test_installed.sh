@@ -20,7 +20,7 @@ if [ "$kind" = minimum ]; then
     "$python" scripts/minimum_versions.py >> "$bounds"
 fi
 install() {
-    "$home/bin/pip" install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -c "$bounds" "$@"
+    "$home/bin/pip" install --quiet --disable-pip-version-check --no-compile --upgrade --upgrade-strategy eager -c "$bounds" "$@"
 }
 run() { "$home/bin/python" -W error::DeprecationWarning:plot_ot "$@"; }
 

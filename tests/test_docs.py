@@ -246,7 +246,8 @@ def test_the_menu_is_short_where_a_reader_looks():
 def test_the_reference_is_cut_into_pages_that_hold_all_of_it():
     path = ROOT / "scripts" / "split_reference.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     whole = (DOCS / "api.md").read_text(encoding="utf-8")
@@ -257,7 +258,9 @@ def test_the_reference_is_cut_into_pages_that_hold_all_of_it():
     for name, page in pages.items():
         assert f": {name}\n" in menu, f"{name} is not in mkdocs.yml"
         assert page.startswith("# ")
-        assert len(re.findall(r"^::: ", page, re.M)) <= 60, f"{name} has grown too long: give docs/api.md another heading"
+        assert len(re.findall(r"^::: ", page, re.M)) <= 60, (
+            f"{name} has grown too long: give docs/api.md another heading"
+        )
 
 
 # -- names, warnings and errors -----------------------------------------------------------------------------------

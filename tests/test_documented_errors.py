@@ -120,7 +120,7 @@ ATTEMPTS: dict[str, Callable[[Path], None]] = {
     "The answers ... are single tokens only with a space before them, ... only without": lambda d: spoken(
         " cat", "dog", answers=["cat", "dog"]
     ),
-    "After the prompt ... the answers ... are no single token of theirs": lambda d: checked(
+    "After the prompt ... the answers ... are not read as single tokens": lambda d: checked(
         echo("{a}: ", answers=["cat", "dog"]),
         [({"a": "cat"}, {"a": "dog"})] * 9,
         tokenizer=tokenizer(" cat", " dog", ":", " "),

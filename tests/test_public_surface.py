@@ -19,6 +19,7 @@ from test_docs import DOCS, PAGES, ROOT, TUTORIAL, blocks, module_of, named
 
 ENTRIES = re.findall(r"^::: (plot_ot[\w.]*)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M)
 ROOMS = re.findall(r"^## `plot_ot\.(\w+)`$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M)
+README = ROOT / "README.md"
 NAMESPACES = {"plot_ot": plot_ot, **{f"plot_ot.{r}": importlib.import_module(f"plot_ot.{r}") for r in ROOMS}}
 
 
@@ -93,15 +94,24 @@ def test_dotted_names_in_the_text_of_the_documentation_exist():
                 thing = getattr(thing, name)
 
 
-def test_the_readmes_examples_pass_mypy_strict(tmp_path):
-    """In a process of its own: mypy keeps gigabytes."""
+UNTYPED = (
+    "allow-redefinition, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code=no-redef"
+)
+
+
+def test_the_first_examples_pass_mypy_strict(tmp_path):
+    """README and quick start as they stand, the tutorial but for missing annotations; one process: mypy is large."""
     pytest.importorskip("mypy")
-    module = tmp_path / "readme.py"
-    code = module_of(ROOT / "README.md", blocks(ROOT / "README.md", "python"))
-    module.write_text(code + "# mypy: allow-redefinition\n", encoding="utf-8")
+    cells = [c for c in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    strict = {p.stem.replace("-", "_"): module_of(p, blocks(p, "python")) for p in (README, DOCS / "quick-start.md")}
+    modules = {f"{name.lower()}.py": f"{code}# mypy: allow-redefinition\n" for name, code in strict.items()}
+    modules["tutorial.py"] = "\n".join("".join(c["source"]) for c in cells) + f"\n# mypy: {UNTYPED}\n"
+    for name, code in modules.items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml")]
     command += ["--cache-dir", str(ROOT / ".mypy_cache"), "--no-error-summary", "--follow-imports", "silent"]
-    said = subprocess.run([*command, str(module)], capture_output=True, text=True, cwd=ROOT, check=False)
-    wrong = [line for line in said.stdout.splitlines() if Path(line.split(":")[0]).name == module.name]
+    files = [str(tmp_path / name) for name in modules]
+    said = subprocess.run([*command, *files], capture_output=True, text=True, cwd=ROOT, check=False)
+    wrong = [line for line in said.stdout.splitlines() if Path(line.split(":")[0]).name in modules]
     assert not wrong, "\n".join(wrong)
     assert not said.stderr, said.stderr

@@ -285,7 +285,7 @@ def _look_at_tokens(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokeni
             if hypothesis.has_chats:
                 hint = " A chat's answer has no space before it: use answers that are single tokens without one."
             raise PlotError(
-                f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are no single token of theirs.{hint}"
+                f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are not read as single tokens.{hint}"
             )
     places = hypothesis.named_tokens(tokenizer)
     found.notes += places.notes

@@ -130,7 +130,7 @@ def _same_inputs(first: str, own: Sequence[str], name: str, others: Sequence[str
     if tuple(own) != tuple(others):
         raise PlotError(
             f"'{first}' has the inputs {', '.join(own)}, '{name}' {', '.join(others)}: rivals must have the same "
-            f"inputs in the same order. Name them with `inputs=[...]`; one that a hypothesis does not use is no harm."
+            f"inputs in the same order. Name them with `inputs=[...]`; one that a hypothesis does not use does no harm."
         )
 
 

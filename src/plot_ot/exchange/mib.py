@@ -150,7 +150,7 @@ def _read(base: Path, place: Place) -> tuple[Frame, Float[Tensor, " r"]]:
     gains = torch.ones(frame.rank)
     if indices is not None:
         if not isinstance(indices, list) or not indices or len(set(indices)) != len(indices):
-            raise ValueError("indices that are no list of distinct numbers")
+            raise ValueError("indices that are not a list of distinct numbers")
         if not all(type(i) is int and 0 <= i < frame.rank for i in indices):
             raise ValueError(f"indices outside 0..{frame.rank - 1}")
         gains = torch.zeros(frame.rank)

@@ -77,7 +77,7 @@ def from_pyvene(
             return _handle(_alive(trained), subject, variable, place, subspaces)
         return _handle(_saved(Path(trained)), subject, variable, place, subspaces)
     except FileNotFoundError as e:
-        raise PlotError(f"{trained} is no directory of pyvene: {e.filename} is missing.") from None
+        raise PlotError(f"{trained} is not a directory that pyvene saved: {e.filename} is missing.") from None
     except UNREADABLE as e:
         origin = trained if isinstance(trained, (str, os.PathLike)) else f"this {type(trained).__name__}"
         raise PlotError(
@@ -168,7 +168,7 @@ def _fields(saved: Any) -> dict[str, Any]:
     if isinstance(saved, dict):
         return saved
     if not isinstance(saved, list) or len(saved) > len(FIELDS):
-        raise ValueError("a representation that is no list of fields")
+        raise ValueError("a representation that is not a list of fields")
     return dict(zip(FIELDS, saved, strict=False))
 
 
@@ -242,7 +242,7 @@ def _read(found: FoundIntervention, d: int, chosen: list[int] | None) -> tuple[F
     """Frame and gains of an intervention on vectors of width d."""
     state = read_torch_file(found.state, most_bytes(d)) if isinstance(found.state, Path) else found.state
     if not isinstance(state, Mapping):
-        raise ValueError("a file that is no table of tensors")
+        raise ValueError("a file that is not a table of tensors")
     if found.kind == "GainIntervention":
         return Frame.identity(d), tensor_of(state.get("gains"), "gains", (d,))
     if found.kind == "SigmoidMaskIntervention":

@@ -166,12 +166,12 @@ def read_torch_file(path: str | os.PathLike[str], most: int) -> Any:
     """
     data = read_bytes(path, most)
     if not data.startswith(b"PK\x03\x04"):
-        raise ValueError("it is no zip file of torch.save, and bare pickles are not opened")
+        raise ValueError("it is not a zip file of torch.save, and bare pickles are not opened")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             inside = archive.infolist()
     except Exception as e:  # a damaged archive can raise anything
-        raise ValueError(f"it is no zip file of torch.save, and bare pickles are not opened: {e}") from e
+        raise ValueError(f"it is not a zip file of torch.save, and bare pickles are not opened: {e}") from e
     if any(i.compress_type != zipfile.ZIP_STORED for i in inside) or sum(i.file_size for i in inside) > most:
         raise ValueError(f"it unpacks to more than {most:,} bytes or is compressed, which torch.save does not do")
     try:

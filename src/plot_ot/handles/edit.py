@@ -42,8 +42,8 @@ class Edit:
     def _refuse_encoder(self) -> None:
         if self.frame.encoder is not None:
             raise PlotError(
-                f"The edit at {self.place.name} reads through a nonlinear encoder, so it is no matrix. Its parts are "
-                f"`edit.frame.encoder`, `edit.frame.write` and `edit.gains`."
+                f"The edit at {self.place.name} reads through a nonlinear encoder, so it is not a matrix. Its parts "
+                f"are `edit.frame.encoder`, `edit.frame.write` and `edit.gains`."
             )
 
     def _factors(self) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"]]:

@@ -19,7 +19,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.hub import download, upload
 from plot_ot.files.writing import write_atomically
 from plot_ot.handles.edit import Edit
-from plot_ot.handles.sharing import HANDLE_FILE, MOST_SHARED, Told, handle_card, shareable
+from plot_ot.handles.sharing import HANDLE_FILE, MOST_SHARED, CardVerdict, handle_card, shareable
 from plot_ot.handles.storing import Stored, Value, as_value, handle_bytes, read_handle
 from plot_ot.subjects import BankRecording, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
@@ -167,7 +167,7 @@ class Handle:
         repo_id: str,
         *,
         model: str | None = None,
-        verdict: Told | None = None,
+        verdict: CardVerdict | None = None,
         private: bool = False,
         token: str | None = None,
     ) -> str:

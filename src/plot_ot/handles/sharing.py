@@ -31,7 +31,7 @@ CONTROLS = {
 """The numbers of a verdict that a card shows, by their names in its evidence."""
 
 
-class Told(Protocol):
+class CardVerdict(Protocol):
     """What the tests said about a handle: a `plot_ot.Verdict`."""
 
     @property
@@ -62,7 +62,7 @@ def shareable(value: Any) -> Any:
     return value
 
 
-def handle_card(stored: Stored, repo_id: str, described: str, model: str | None, verdict: Told | None) -> str:
+def handle_card(stored: Stored, repo_id: str, described: str, model: str | None, verdict: CardVerdict | None) -> str:
     """The model card: what the handle is, where it was found, its controls and verdict, and how to use it."""
     header: dict[str, Any] = {"library_name": "plot-ot", "tags": ["plot-ot", "interpretability", "causal-abstraction"]}
     network = None if model is None else shared_path(model)
@@ -110,7 +110,7 @@ def _network(model: str | None) -> str:
     return "one network" if model is None else f"`{_code(model)}`"
 
 
-def _verdict(verdict: Told | None) -> list[str]:
+def _verdict(verdict: CardVerdict | None) -> list[str]:
     if verdict is None:
         return ["No verdict was given with this handle: it may not have been tested against controls."]
     lines = [f"**{_text(str(verdict.status))}.** {_text(shared_text(verdict.sentence))}"]

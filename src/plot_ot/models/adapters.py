@@ -88,7 +88,7 @@ def placed_adapter(model: nn.Module, directory: Path) -> Any:
     for path in (config, weights):
         if not path.is_file():
             raise PlotError(
-                f"{directory} holds no {path.name}, so it is no adapter that can be read. Save it by peft, as "
+                f"{directory} holds no {path.name}, so it cannot be read as an adapter. Save it with peft, as "
                 f"safetensors."
             )
     refuse_strange_files(directory)

@@ -106,7 +106,7 @@ def _located(name_or_path: str | os.PathLike[str], gguf_file: str | None) -> tup
     if path.is_dir():
         if gguf_file is None and not (path / "config.json").exists():
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
-            raise PlotError(f"{path} holds no config.json, so it is no saved model (it holds {found}).")
+            raise PlotError(f"{path} holds no config.json, so it is not a saved model (it holds {found}).")
         refuse_strange_files(path)
         return str(path), gguf_file and _readable_gguf(path / gguf_file).name
     if path.suffix != ".gguf":

@@ -28,7 +28,7 @@ def shape_of_config(name: str, config: Any) -> Shape:
     model.tie_weights()
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     if not lists:
-        raise PlotError(f"{name} ({type(model).__name__}) has no list of blocks: it is no usual decoder.")
+        raise PlotError(f"{name} ({type(model).__name__}) has no list of blocks: it is not a usual decoder.")
     blocks = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()))
     dtype = str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
     return Shape.of_decoder(name, model, list(blocks), config, BYTES.get(dtype, 4))

@@ -51,7 +51,7 @@ class Calibrate:
             for v in problem.variables:
                 candidates = state.candidates.get(v, ())
                 if not candidates:
-                    raise PlotError(f"There is no coupling to calibrate for '{v}'; put a localization stage before.")
+                    raise PlotError(f"There is no coupling to calibrate for '{v}'; put a `Localize` stage first.")
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
                 find = calibrate_coarsely if self.coarse else calibrate
                 found[v] = find(problem.calibration, options, v, search, problem.readout)
@@ -126,7 +126,7 @@ class SelectTokens:
         for v in problem.variables:
             found = state.candidates.get(v, ())
             if not found:
-                raise PlotError(f"There is no coupling to select tokens for '{v}' from; put a localization before.")
+                raise PlotError(f"There is no coupling to select tokens for '{v}' from; put a `Localize` stage first.")
             tops = {j for c in found for j in c.coupling.ranking(v)[: self.keep]}
             kept = {p for j in tops for p in found[0].family.sites[j].places}
             places[v] = tuple(p for p in state.places[v] if p in kept)
@@ -336,7 +336,9 @@ class SelectPlaces:
         """The shortlist of every coupling."""
         candidates = state.candidates.get(variable, ())
         if not candidates:
-            raise PlotError(f"There is no coupling to select places for '{variable}' from; put a localization before.")
+            raise PlotError(
+                f"There is no coupling to select places for '{variable}' from; put a `Localize` stage first."
+            )
         open_to_it = set(state.places[variable])
         ranked = [[c.family.sites[j].place for j in c.coupling.ranking(variable)] for c in candidates]
         return [[p for p in places if p in open_to_it][: self.shortlist] for places in ranked]

@@ -164,7 +164,7 @@ class CausalSubject(Subject):
 def _values_of(name: str, column: Tensor) -> Tensor:
     """The distinct values of a variable, sorted."""
     if column.is_floating_point() and not bool(torch.isfinite(column).all()):
-        raise PlotError(f"Variable '{name}' takes values that are no numbers (NaN or infinity).")
+        raise PlotError(f"Variable '{name}' takes values that are not finite numbers (NaN or infinity).")
     values: Tensor = torch.unique(column, dim=0)
     if len(values) > MOST_VALUES:
         raise PlotError(

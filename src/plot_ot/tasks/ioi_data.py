@@ -108,8 +108,8 @@ def check_rows(rows: Rows) -> None:
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise PlotError(
-            f"Row {row} of the IOI rows is no prompt: {dict(zip(COLUMNS, rows[row].tolist(), strict=True))}. Entries "
-            f"lie below {sizes.tolist()}, and the two names differ."
+            f"Row {row} of the IOI rows is not a prompt: {dict(zip(COLUMNS, rows[row].tolist(), strict=True))}. "
+            f"Entries lie below {sizes.tolist()}, and the two names differ."
         )
 
 

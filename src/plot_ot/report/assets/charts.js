@@ -160,7 +160,7 @@ function profileLine(mine) {
   return {
     traces,
     layout: { height: 320, margin: { l: 8, r: 16, t: narrow() ? 60 : 34, b: 8 }, showlegend: traces.length > 1,
-      xaxis: { tickvals: labelled, ticktext: labelled.map((k) => safe(clipped(names[k], 120))), range: [-0.5, names.length - 0.5], showgrid: false }, yaxis: { title: { text: "best calibration accuracy" }, range: [-0.02, 1.04] } },
+      xaxis: { tickvals: labelled, ticktext: labelled.map((k) => safe(clipped(names[k].replace(/^block_output\.(\d+)(@-1)?$/, "block $1"), 120))), range: [-0.5, names.length - 0.5], showgrid: false }, yaxis: { title: { text: "best calibration accuracy" }, range: [-0.02, 1.04] } },
   };
 }
 
