@@ -17,6 +17,7 @@ from plot_ot.errors import unknown
 from plot_ot.finite import refuse_non_finite
 from plot_ot.signatures import Readout
 from plot_ot.subjects import BankRecording, Place
+from plot_ot.subjects.memory import sent
 
 OPTIMISERS = ("riemannian", "adam", "oblique")
 
@@ -97,8 +98,9 @@ def descend(
         for classes, pairs, expand in distinct.batches(at_once, order):
             batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
-            losses = readout.loss(outputs, labels[active][:, pairs]).mean(dim=1)
-            penalty = variants.penalty(active, pairs)
+            there = pairs if isinstance(pairs, slice) else sent(pairs, device)
+            losses = readout.loss(outputs, labels[active][:, there]).mean(dim=1)
+            penalty = variants.penalty(active, there)
             (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()
             variants.step(active, epoch / spec.most)
             total += losses.detach().double() * outputs.shape[1]
