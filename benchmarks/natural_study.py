@@ -26,7 +26,7 @@ from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.methods import Method, MethodKind
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.report.tables import mean_sd
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import Best, TrainDas
@@ -192,6 +192,10 @@ def page(done: Mapping[str, Sequence[Json]]) -> list[str]:
         "from states that have the source's value ([how natural](../newton.md#how-natural)): medians over networks and "
         "variables, then the worst, with its interval over base inputs. CPU seconds are those of the method alone, "
         "without recording and tests; all methods of a network ran in one process.",
+        "",
+        "Seeds 0-9 had been looked at once before, at version 91f1dc6. Since then `plot-newton` goes on to smaller ρ "
+        "when every fit pair is right, takes stand-in sources and breaks ties by the least loss, all chosen on seeds "
+        "1000-1009 ([why](../newton.md#what-was-wrong-on-equality)); a table of version 91f1dc6 is from before.",
         "",
     ]
     for network, units in done.items():

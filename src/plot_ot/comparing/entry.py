@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot.abstract.admission import LEAST_ROWS
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.splitting import LEAST_ROWS, SPLITS, balanced_bank
+from plot_ot.abstract.splitting import SPLITS, balanced_bank
 from plot_ot.api import bind
 from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region
@@ -38,7 +39,6 @@ from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.problem import Problem
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
-from plot_ot.subjects.decoder.subject import DecoderSubject
 from plot_ot.subjects.threads import enough_threads
 
 BEHIND = 0.15
@@ -83,7 +83,7 @@ def compare(
         subject = bind(subject, first, **options)
     elif options:
         raise PlotError(f"Unknown option '{next(iter(options))}': layers, kinds and memory are for language models.")
-    language = isinstance(subject, DecoderSubject)
+    language = subject.language
     look = as_readout(readout or ("logits" if language else "softmax"))
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
     with warnings.catch_warnings(), enough_threads(subject):

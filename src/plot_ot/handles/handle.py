@@ -124,7 +124,7 @@ class Handle:
             return self
         means = []
         for e in self.edits:
-            a = recording.source_at(e.place)[once.to(recording.source_rows.device)]
+            a = recording.source_at(e.place)[once]
             c = e.frame.to(a.device, a.dtype).coordinates(a).cpu()
             means.append([c[which == j].mean(dim=0) for j in range(len(distinct))])
         values = {as_value(v): tuple(m[j] for m in means) for j, v in enumerate(distinct.tolist())}
@@ -290,4 +290,6 @@ def handle_from_edits(
             used = (gains != 0).nonzero().squeeze(1) if bool(gains.any()) else torch.tensor([0])
             frame, gains = frame.only(used.to(gains.device)), gains[used]
         kept.append(Edit(one.place, frame, gains))
+    rules = {name: rule for e in kept for name, rule in subject.rules_of(e.place).items()}
+    chosen = {**chosen, "rules": rules} if rules else chosen
     return Handle(variable, tuple(kept), subject.identity(), chosen)

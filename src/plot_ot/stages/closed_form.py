@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from plot_ot.abstract.causal_model import Values
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
@@ -179,17 +180,14 @@ class Cells:
     @classmethod
     def of(cls, fit: BankRecording, variable: str, others: Sequence[str]) -> Cells:
         """The cells of a variable and these others."""
-        causal = fit.bank.causal
-        at_base, at_source = causal.run(fit.bank.base), causal.run(fit.bank.source)
-        base = _codes([at_base[variable], at_source[variable]])  # equal codes, equal values, on both sides
-        size, total = len(fit), int(base.max()) + 1
-        z_base, z_source = base.split(size)
+        values = [fit.bank.causal.run(side) for side in (fit.bank.base, fit.bank.source)]
+        z_base, z_source = value_codes(values, variable)
+        size, total = len(fit), int(torch.cat([z_base, z_source]).max()) + 1
         f_base, f_source = torch.zeros_like(z_base), torch.zeros_like(z_source)
         for other in others:
-            code = _codes([at_base[other], at_source[other]])
-            f_base, f_source = (
-                f * (int(code.max()) + 1) + c for f, c in zip((f_base, f_source), code.split(size), strict=True)
-            )
+            code = value_codes(values, other)
+            most = int(torch.cat(code).max()) + 1
+            f_base, f_source = (f * most + c for f, c in zip((f_base, f_source), code, strict=True))
         cells = [f * total + z for f, z in ((f_base, z_base), (f_source, z_source), (f_base, z_source))]
         _, cell = torch.unique(torch.cat(cells), return_inverse=True)
         of_base, of_source, of_swapped = cell.split(size)
@@ -233,11 +231,11 @@ def finest_shift(fit: BankRecording, place: Place, variable: str, least: float =
     raise PlotError(f"No fit input has a value of '{variable}' that a source has: nothing is known of its swaps.")
 
 
-def _codes(values: Sequence[Tensor]) -> Int[Tensor, " rows"]:
-    """Batched values of any shape, one after the other, as one integer per row."""
-    joint = torch.cat(list(values))
-    cell: Tensor = torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
-    return cell
+def value_codes(sides: Sequence[Values], variable: str) -> list[Int[Tensor, " rows"]]:
+    """A variable's values, of any shape, as one integer per row; equal codes, equal values, on all sides."""
+    joint = torch.cat([values[variable] for values in sides])
+    code: Tensor = torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
+    return list(code.split([len(values[variable]) for values in sides]))
 
 
 def _difference(fit: BankRecording, place: Place) -> Factorized:

@@ -16,7 +16,7 @@ from plot_ot.files.run_reading import Reading, read_run
 from plot_ot.files.unit_files import units_in
 from plot_ot.files.writing import Json
 from plot_ot.methods import Method, pick
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, Stage, State
 from plot_ot.studies.identity import method_digest, unit_of

@@ -21,9 +21,9 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
 from plot_ot.finite import refuse_non_finite
-from plot_ot.subjects.memory import MemoryLimits
+from plot_ot.subjects.memory import MemoryLimits, sent
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held
-from plot_ot.subjects.places import Place
+from plot_ot.subjects.places import ARROW, Place
 from plot_ot.subjects.shape import Shape
 
 PairIndex = slice | Int[Tensor, " chosen"]
@@ -39,6 +39,11 @@ class Store:
     inputs: Tensor
     activations: Mapping[str, Float[Tensor, "inputs d"]]
     outputs: Float[Tensor, "inputs ..."]
+
+    @cached_property
+    def codes(self) -> dict[str, Int[Tensor, " inputs"]]:
+        """Which inputs have equal states at a place, for those who asked once."""
+        return {}
 
     @property
     def prefixes(self) -> Sequence[Any]:
@@ -62,12 +67,34 @@ class Subject(ABC):
 
     places: tuple[Place, ...]
 
+    @property
+    def recorded(self) -> tuple[Place, ...]:
+        """The places whose activations are kept: all, unless some are others seen again."""
+        return self.places
+
     def place(self, name: str) -> Place:
         """The place of that name."""
         for place in self.places:
             if place.name == name:
                 return place
+        if ARROW in name:
+            raise PlotError(
+                f"'{name}' is a path, which this subject does not look along. Make one that does: "
+                f"plot_ot.along(subject, ['{name}']), with the same `around` if there was one."
+            )
         unknown("place", name, [p.name for p in self.places])
+
+    def reaches(self, sender: Place, receiver: Place) -> bool:
+        """Whether what happens at one place can arrive at the other, as far as their order tells."""
+        return self.places.index(sender) < self.places.index(receiver)
+
+    def looked_at(self, place: Place) -> tuple[str, ...]:
+        """The names of the recorded activations that an edit of a place looks at."""
+        return (place.name,)
+
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        """The rules by which a place is found in each input, as plain values: a handle is saved with them."""
+        return {}
 
     def require(self, place: Place) -> None:
         """Refuse a place that is not one of this subject's: another width or position is another vector."""
@@ -130,6 +157,8 @@ class Subject(ABC):
     def weights(self) -> Mapping[str, Tensor]:
         """The tensors that make this network what it is."""
 
+    language: bool = False
+    """Whether its inputs are prompts, and its answers words."""
     differentiable: bool = True
     """Whether gradients flow through a resumed pass; methods that need them pass over a network without."""
     memory: int = 512 << 20
@@ -254,7 +283,11 @@ class Subject(ABC):
 
 @dataclass(frozen=True)
 class Recording:
-    """T base/source pairs over a subject's store: clean activations of both sides at every place."""
+    """T base/source pairs over a subject's store: clean activations of both sides at every place.
+
+    Which inputs they are is said on the CPU, where pairs are sorted and cut, wherever the activations are: a GPU is
+    sent small indices, and never waited for to know what comes next.
+    """
 
     subject: Subject
     store: Store
@@ -266,21 +299,25 @@ class Recording:
 
     def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean base activations."""
-        return self.store.activations[place.name][self.base_rows]
+        return _taken(self.store.activations[place.name], self.base_rows)
 
     def source_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean source activations."""
-        return self.store.activations[place.name][self.source_rows]
+        return _taken(self.store.activations[place.name], self.source_rows)
 
     @property
     def base_outputs(self) -> Float[Tensor, "pairs ..."]:
         """𝔑(x^b)."""
-        return self.subject.outputs_of(self.store)[self.base_rows]
+        return _taken(self.subject.outputs_of(self.store), self.base_rows)
 
     @property
     def source_outputs(self) -> Float[Tensor, "pairs ..."]:
         """𝔑(x^s)."""
-        return self.subject.outputs_of(self.store)[self.source_rows]
+        return _taken(self.subject.outputs_of(self.store), self.source_rows)
+
+
+def _taken(numbers: Tensor, rows: Int[Tensor, " pairs"]) -> Tensor:
+    return numbers[sent(rows, numbers.device)]
 
 
 @dataclass(frozen=True)
@@ -292,7 +329,7 @@ class BankRecording(Recording):
     def select(self, pairs: Tensor, name: str | None = None) -> BankRecording:
         """The recording of some of the pairs (mask or indices); nothing is run again."""
         index = pairs.nonzero().squeeze(1) if pairs.dtype == torch.bool else pairs
-        rows = index.to(self.base_rows.device)
+        rows = index.cpu()
         bank = self.bank.select(index, name)
         return BankRecording(self.subject, self.store, self.base_rows[rows], self.source_rows[rows], bank)
 
@@ -317,7 +354,7 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
     store = subject.record(distinct, torch.tensor(in_order))
     require_finite(store)
     recordings, at = [], 0
-    rows = rows.to(subject.device)
+    rows = rows.cpu()
     for base, _ in pairs:
         middle, end = at + len(base), at + 2 * len(base)
         recordings.append(Recording(subject, store, rows[at:middle], rows[middle:end]))

@@ -23,7 +23,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import TINY, load_tiny
+from plot_ot.models.tiny import FIRST, is_tiny, load_tiny
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
@@ -87,10 +87,10 @@ def _stamp(place: str | None) -> tuple[object, ...]:
 def _load(
     model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None
 ) -> LanguageModel:
-    if model == "tiny" or model in TINY:
+    if is_tiny(model):
         if adapter:
             raise PlotError(f"'{model}' takes no adapter; found '{adapter}'.")
-        name = next(iter(TINY)) if model == "tiny" else model
+        name = FIRST if model == "tiny" else model
         net, tokenizer = load_tiny(name)
         return LanguageModel(name, net.to(device or "cpu", DTYPES.get(dtype or "", torch.float32)), tokenizer)
     options: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}

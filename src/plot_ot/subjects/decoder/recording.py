@@ -20,6 +20,7 @@ from plot_ot.subjects.decoder.shared_pass import Carried, TrieBatch, shared_pass
 from plot_ot.subjects.decoder.store import DecoderStore
 from plot_ot.subjects.decoder.trie import Trie
 from plot_ot.subjects.decoder.vectors import Spilled, Vectors
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.protocol import Share, frozen
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Recorder:
     ) -> None:
         self.subject, self.decoder, self.inputs, self.ids, self.real = subject, subject.decoder, inputs, ids, real
         self.lengths, device = real.sum(dim=1), subject.device
-        self.back = counted_back(subject.positions, inputs, self.lengths, subject.tokens)
+        self.back = counted_back(subject.positions, inputs, self.lengths, subject.tokens, subject.spans)
         self.trie, self.tables = self._as_trie()
         spots = subject.spots
         tail = max(int(b[bases].max()) for b in self.back.values()) if len(bases) else 1
@@ -90,7 +91,7 @@ class Recorder:
             run, cut = self._run, batches(self.lengths, at_once)
         else:
             run, cut = self._run_nodes, self.trie.batches(at_once)
-            self.cache.see([t.to(device) for t in self.tables])
+            self.cache.see(self.tables)
         for batch in cut:
             for here, h, token in subject.limits.pieces(run, batch):
                 final[here], top[here] = h, token
@@ -105,8 +106,8 @@ class Recorder:
     def _run(self, rows: Int[Tensor, " rows"]) -> Ran:
         """A plain pass."""
         device = self.subject.device
-        longest, here = int(self.lengths[rows].max()), rows.to(device)
-        tokens, mask = (t[rows, -longest:].to(device) for t in (self.ids, self.real))
+        longest, here = int(self.lengths[rows].max()), sent(rows, device)
+        tokens, mask = (sent(t[rows, -longest:], device) for t in (self.ids, self.real))
 
         def keep(spots: list[Spot]) -> Callable[[Tensor], None]:
             def look(whole: Tensor) -> None:
@@ -121,7 +122,7 @@ class Recorder:
     def _run_nodes(self, rows: Int[Tensor, " rows"]) -> Ran:
         """A pass over the nodes that the rows own, which are the next ones of the trie."""
         assert self.trie is not None  # noqa: S101
-        here, shape = rows.to(self.subject.device), self.subject.prompt_shape
+        here, shape = sent(rows, self.subject.device), self.subject.prompt_shape
         numbers = 2 * shape.groups * shape.head_width
         batch = TrieBatch(self.trie, rows, self._carried, self.tables, self.cache, numbers)
 
@@ -146,4 +147,4 @@ class Recorder:
 
     def _read(self, rows: Tensor, h: Tensor) -> Ran:
         device = self.subject.device
-        return rows.to(device), h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
+        return sent(rows, device), h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
