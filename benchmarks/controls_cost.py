@@ -33,6 +33,7 @@ from truth.campaigns import KINDS, METHODS
 Case = tuple[Any, Any, Any, int]
 """Network, hypothesis, inputs or banks, pairs a bank."""
 LIMIT = 1 / 3
+COLOURS = ["red", "blue", "yellow", "green", "gray", "black", "white", "brown"]
 
 
 def two_halves(seed: int, steps: int = 1000) -> Case:
@@ -48,10 +49,10 @@ def pointer(seed: int) -> Case:
     )
     h.variable(name="pointer", parents=["color", "c0", "c1", "c2", "c3"])(lambda color, *c: c.index(color))
     h.output(name="answer", parents=["pointer", "s0", "s1", "s2", "s3"])(lambda pointer, *s: s[pointer])
-    rng, questions = random.Random(seed), []  # noqa: S311
+    rng, questions = random.Random(seed), []
     for _ in range(300):
-        c, s = rng.sample("red blue yellow green gray black white brown".split(), 4), rng.sample("ABCDEFGH", 4)
-        given = {"noun": rng.choice("chair bear brick spoon lemon".split()), "color": rng.choice(c)}
+        c, s = rng.sample(COLOURS, 4), rng.sample("ABCDEFGH", 4)
+        given = {"noun": rng.choice(["chair", "bear", "brick", "spoon", "lemon"]), "color": rng.choice(c)}
         questions.append(given | {f"c{k}": x for k, x in enumerate(c)} | {f"s{k}": x for k, x in enumerate(s)})
     return plot_ot.load_subject("tiny"), h, questions, 200
 

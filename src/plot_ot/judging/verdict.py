@@ -141,7 +141,7 @@ class Case:
 
     @property
     def open(self) -> bool:
-        """Whether controls that need a search can change the answer: where a plain gate fails, it is no without them."""
+        """Whether controls that need a search can change the answer: where a plain gate fails, it is no anyway."""
         return self.plain is not None and not self.plain.refused
 
     def verdict(
