@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = [
         "# What controls cost: results",
         "",
-        f"Made by `python benchmarks/controls_cost.py`, seed {args.seed}, version {version()}. CPU seconds of `localize` "
-        "by part; shares above a third are bold. `newton`, `plot-pca` and `das` are methods of a user's own.",
+        f"Made by `python benchmarks/controls_cost.py`, seed {args.seed}, version {version()}. CPU seconds of "
+        "`localize` by part; shares above a third are bold. `newton`, `plot-pca` and `das` are a user's own methods.",
     ]
     if args.page:
         args.page.write_text("\n".join([*lines, "", *markdown(head, rows), ""]), encoding="utf-8")
