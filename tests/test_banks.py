@@ -439,3 +439,17 @@ def test_a_draw_that_fails_says_for_which_variable():
         draw("sensitive", 5, pool=POOL[:4])
     with pytest.raises(PlotError, match=r"\(policy 'mixed'\) wants 30 pairs"):
         draw("mixed", 30, pool=POOL[:4])
+
+
+def test_balanced_pairs_have_as_many_different_bases_as_there_are():
+    """Independent base inputs are what intervals rest on: none comes twice in a family before every other has come."""
+    bank = draw_pairs(HEQ, POOL, "balanced", 80, torch.Generator().manual_seed(0))
+    assert len(distinct_rows(bank.base)) == 80  # of 81 rows, each of which has pairs of all kinds
+    larger = draw_pairs(HEQ, POOL, "balanced", 400, torch.Generator().manual_seed(0))
+    for f in range(len(larger.families)):
+        of_family = larger.base[larger.family == f]
+        counts = Counter(map(tuple, of_family.tolist()))
+        assert len(counts) == 81
+        assert set(counts.values()) == {1, 2}
+    drawn = [draw_pairs(HEQ, POOL, "balanced", 40, torch.Generator().manual_seed(s)).base for s in (0, 1)]
+    assert not torch.equal(*drawn)  # still at random

@@ -20,7 +20,9 @@ from plot_ot.stages.calibrate import (
     Search,
     at_edge,
     calibrate,
+    calibrate_coarsely,
     correct,
+    correct_all,
     edge_of,
     pair_weights,
     scored,
@@ -440,3 +442,46 @@ def test_a_calibrated_handle_tells_its_edges(recording, candidates):
     assert len(found.handle.chosen["at_edge"]) == 1
     plain = calibrate(recording, candidates, "p", Search((1, 50), (1.0,)), READOUT)
     assert plain.handle.chosen["at_edge"] == []
+
+
+# -- from coarse to fine, and handles that run together ---------------------------------------------------------------
+
+
+def test_a_coarse_grid_has_the_ends_and_even_ratios():
+    search = Search(tuple(range(1, 21)), tuple(float(x) for x in range(1, 25)), ties="loss")
+    coarse = search.coarse()
+    assert (coarse.sizes, coarse.ties) == ((1, 2, 4, 9, 20), "loss")
+    assert (coarse.strengths[0], coarse.strengths[-1], len(coarse.strengths)) == (1.0, 24.0, 6)
+    few = Search((1, 2), (0.0, 1.0))
+    assert few.coarse() == few
+
+
+def test_what_a_coarse_grid_misses_is_found_around_its_best_points(recording, candidates, monkeypatch):
+    """Scores with one peak, between the points of the coarse grid and in the second candidate."""
+    tried = []
+
+    def peaked(_, some, *rest):
+        search = rest[-1]
+        sizes, strengths = (torch.tensor(x, dtype=torch.float64).log() for x in (search.sizes, search.strengths))
+        tried.append(len(some) * sizes.numel() * strengths.numel())
+        peak = 1 - 0.1 * ((sizes - np.log(3)).abs()[:, None] + (strengths - np.log(5)).abs()[None, :])
+        return torch.stack([peak - (0.0 if c is candidates[1] else 0.3) for c in some])
+
+    monkeypatch.setattr("plot_ot.stages.calibrate._surface", peaked)
+    search = Search(tuple(range(1, 11)), tuple(float(x) for x in range(1, 21)))
+    whole = calibrate(recording, candidates, "p", search, READOUT)
+    everything = tried.pop()
+    found = calibrate_coarsely(recording, candidates, "p", search, READOUT)
+    facts = ("K", "strength", "support", "sites", "calibration_score")
+    assert [found.handle.chosen[f] for f in facts] == [whole.handle.chosen[f] for f in facts]
+    assert (found.handle.chosen["K"], found.handle.chosen["strength"]) == (3, 5.0)
+    assert found.score == whole.score
+    assert sum(tried) < everything
+    assert found.surface.shape[1:] == (len(found.sizes), len(found.strengths))
+
+
+def test_handles_that_run_together_are_as_right_as_each_alone(recording, candidates):
+    searches = [Search((2,), (strength,)) for strength in (1.0, 3.0)]
+    handles = [calibrate(recording, [candidates[0]], "p", search, READOUT).handle for search in searches]
+    together = correct_all(recording, handles, READOUT)
+    assert torch.equal(together, torch.stack([correct(recording, h, READOUT) for h in handles]))

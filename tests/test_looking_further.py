@@ -386,3 +386,20 @@ def test_a_retraced_way_ends_where_its_handles_were_made(gates):
         assert again.ways == (way[:steps],)
     kept = Best(((worse,), (Keeps(),)))(problem, good(problem, State.start(problem)))
     assert {h.chosen["way_steps"] for h in kept.handles.values()} == {(0,)}
+
+
+def test_newton_is_retraced_down_to_the_rho_its_handles_took(gates):
+    """What came later on the path changed nothing: controls leave it out."""
+    known, problem = gates
+    newton, place = NewtonHandles(), problem.subject.places[0]
+    made = [handle_at(problem, v, place, 1.0, rho=rho) for v, rho in (("a", 0.1), ("b", 1.0))]
+    again = newton.retraced(made)
+    assert again == replace(newton, weights=(1.0, 0.1))
+    assert newton.retraced([*made, handle_at(problem, "a", place, 1.0)]) == newton  # that one was made elsewhere
+    method = Method("m", "", (Best(((ClosedForm(), newton),)), newton))
+    best, last = method.retraced(made).stages
+    assert (best.ways[0][-1], last) == (again, again)
+    # and a handle of Newton's says which ρ it took
+    open_at = {v: tuple(problem.subject.place(p) for p in t.carried) for v, t in known.truths.items()}
+    found = Method("newton", "", (NewtonHandles(),)).run(problem, open_at)[0].handles
+    assert all(h.chosen["rho"] in newton.weights for h in found.values())

@@ -73,6 +73,53 @@ def test_two_variables_that_are_added_up_before_they_are_looked_at_both_act():
     assert judged(illusions.line(1100), 1000) in (Status.PLACED, Status.COMPACT)
 
 
+@pytest.mark.parametrize("seed", [1100, 1101])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(kinds.copies_apart, Status.COMPACT), (kinds.spread, Status.COMPACT), (illusions.silent_ways, Status.DECODABLE)],
+)
+def test_handles_over_two_places_are_told_apart_as_well(kind, says, seed):
+    """Copies or parts of a variable that act together, and dormant copies beside directions that would."""
+    known = kind(seed)
+    handle = known.handles["p"]
+    assert handle.places == ["s1", "s2"]
+    _, _, sensitivity, _ = recorded(known)
+    assert float(correct(sensitivity, handle, READOUT).double().mean()) > 0.95
+    alone = [replace(handle, edits=(e,)) for e in handle.edits]
+    assert all(float(correct(sensitivity, h, READOUT).double().mean()) < 0.9 for h in alone)
+    assert judged(known) is says
+    backwards = replace(known, handles={"p": replace(handle, edits=handle.edits[::-1])})
+    assert judged(backwards) is says
+
+
+def test_a_later_edit_is_rebuilt_from_what_the_earlier_ones_leave():
+    """Where s2 is a copy of s1 and s1 is already swapped, nothing of the variable is left to bring there."""
+    known = next(k for k in map(kinds.planted, range(1100, 1120)) if set(k.truths["p"].carried) == {"s1", "s2"})
+    fit, *_ = recorded(known)
+    first = known.handles["p"]
+    later = Edit(
+        known.subject.place("s2"),
+        Frame.identity(known.subject.place("s2").width),
+        torch.ones(1).expand(known.subject.place("s2").width),
+    )
+    both = replace(first, edits=(*first.edits, later))
+    used = used_directions(fit, later, torch.Generator().manual_seed(0))
+    seen = []
+
+    def readings(fit, edit, used, variable, moved):
+        seen.append(moved)
+        return []
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(usage, "refitted_readings", readings)
+        usage._options(fit, both, 0, used_directions(fit, first.edits[0], torch.Generator().manual_seed(0)))
+        usage._options(fit, both, 1, used)
+    assert torch.equal(seen[0], fit.base_at(first.edits[0].place).double())
+    plane = known.truths["p"].carried["s2"].double()
+    source, base = fit.source_at(later.place).double(), fit.base_at(later.place).double()
+    assert float(((source - seen[1]) @ plane).norm()) < 0.05 * float(((source - base) @ plane).norm())
+
+
 def linear_subject(seed: int) -> tuple[MLPSubject, torch.Tensor]:
     """Six states mixed from six inputs, of which the outputs see two functionals."""
     torch.manual_seed(seed)

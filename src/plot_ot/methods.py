@@ -106,8 +106,10 @@ class Method:
         """The method up to the stage that made the last of these handles, with only the ways they took.
 
         Stages that came later and changed nothing are left out, also within a way. Where a handle does not tell its way
-        through every choice, all ways are kept. No stage looks further than the places it is given.
+        through every choice, all ways are kept. No stage looks further than the places it is given, and Newton's path
+        ends at the ρ that the handles took.
         """
+        handles = list(handles)
         plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages]
         before = list(accumulate(int(isinstance(stage, Best)) for stage in plain))  # choices up to every stage
         taken, ends = list[list[tuple[int, int]]](), list[int]()
@@ -123,7 +125,18 @@ class Method:
                 for way, count in (ways[before[n] - 1] for ways in taken if len(ways) >= before[n]):
                     steps[way] = max(count, steps.get(way, 0))
                 stages[n] = stage.only(steps, steps)
-        return replace(self, stages=tuple(stages))
+        return replace(self, stages=_ended(stages, handles))
+
+
+def _ended(stages: Sequence[Stage], handles: Sequence[Handle]) -> tuple[Stage, ...]:
+    """The stages, with those that go along a path ending where the handles did."""
+    ended: list[Stage] = []
+    for stage in stages:
+        if isinstance(stage, Best):
+            ended.append(replace(stage, ways=tuple(_ended(way, handles) for way in stage.ways)))
+        else:
+            ended.append(stage.retraced(handles) if isinstance(stage, NewtonHandles) else stage)
+    return tuple(ended)
 
 
 LITERAL = "-literal"

@@ -67,7 +67,7 @@ def silent_ways(seed: int) -> Known:
         slots = {"dormant": w.copy("p past"), "silent": Slot(w.table(("p past",), lambda _: -1)), "q": q}
         slots["x4"] = w.copy("x4" if k == 1 else "s1.x4")
         w.place(f"s{k}", {**bystanders(w), **slots}, oblique=oblique)
-    w.join("p", ("p past", "s1.silent", "s2.silent"), (1.0, 0.8, 0.8))
+    w.join("p", ("p past", "s1.silent", "s2.silent"), (1.0, 0.35, 0.35))
     w.hidden("rest", ("s2.q", "s2.x4"), total)
     subject = w.network(("p", "rest"), total, VALUES).subject()
     truths = {"p": Truth(DORMANT), "q": Truth(HERE, {s: w.plane(s, "q") for s in ("s1", "s2")})}

@@ -256,7 +256,8 @@ def draw_pairs(
     - `mixed`: half change at least one variable, half change none (the paper's fit bank);
     - `only`: equal shares that change one variable and no other (the paper's calibration bank);
     - `sensitive` / `invariant`: all change / leave `variable` (the paper's test banks);
-    - `balanced`: equal shares for every set of changed variables (ours).
+    - `balanced`: equal shares for every set of changed variables, each with as many different bases as there are
+      (ours).
 
     A pool that offers too few pairs of some kind is refused, or with `short` all of that kind are taken.
     """
@@ -275,11 +276,16 @@ def draw_pairs(
     taken: list[list[Tensor]] = [[] for _ in wanted]
     missing = list(wanted)
     rows = len(pool)
+    uses = torch.zeros(rows, dtype=torch.long)
     for candidates in _in_random_order(rows, generator):
         base, source = candidates.long() // rows, candidates.long() % rows
         changed = torch.stack([~same(values[v][base], values[v][source]) for v in variables])
         for k, fits in enumerate(_quota_masks(policy, changed, variables, variable, sets)):
-            hits = candidates[fits & (base != source)][: missing[k]].long()
+            hits = candidates[fits & (base != source)].long()
+            if policy == "balanced":
+                hits = hits[_spread_over_bases(hits // rows, uses)]
+            hits = hits[: missing[k]]
+            uses += torch.bincount(hits // rows, minlength=rows)
             taken[k].append(hits)
             missing[k] -= len(hits)
         if not any(missing):
@@ -306,6 +312,19 @@ def _in_random_order(rows: int, generator: torch.Generator) -> Iterator[Int[Tens
         drawn = drawn[~torch.isin(drawn, seen)]
         seen = torch.cat([seen, drawn])
         yield drawn[torch.randperm(len(drawn), generator=generator)]
+
+
+def _spread_over_bases(base: Int[Tensor, " pairs"], uses: Int[Tensor, " rows"]) -> Int[Tensor, " pairs"]:
+    """An order of pairs in which no base comes again before all others have come, those `uses` knows least first.
+
+    A verdict rests on its independent base inputs: pairs that share one tell it little more.
+    """
+    by_base = base.argsort(stable=True)
+    count = torch.bincount(base, minlength=len(uses))
+    first = count.cumsum(0) - count
+    again = torch.empty_like(base)
+    again[by_base] = torch.arange(len(base)) - first[base[by_base]]
+    return (again * (int(uses.max()) + 1) + uses[base]).argsort(stable=True)
 
 
 def _possible_changes(values: Sequence[Tensor]) -> list[int]:

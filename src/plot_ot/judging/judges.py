@@ -141,7 +141,8 @@ def _searched(method: Method, problem: Problem, handles: Mapping[str, Handle]) -
     with watched_by(None):
         for some in together.values():
             places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in some.items()}
-            states.append(method.retraced(some.values()).run(_only(problem, list(some)), places)[0])
+            state = method.retraced(some.values()).run(_only(problem, list(some)), places)[0]
+            states.append(replace(state, handles={v: h for v, h in state.handles.items() if v in some}))
     return states
 
 
@@ -153,7 +154,7 @@ def _only(problem: Problem, variables: Sequence[str]) -> Problem:
 def _reached(states: Sequence[State], problem: Problem, tests: Tests) -> dict[str, list[Score]]:
     """The scores of the handles that were found on a problem."""
     reached = {}
-    for v, handle in ((v, h) for state in states for v, h in state.handles.items() if (v, "sensitivity") in tests):
+    for v, handle in ((v, h) for state in states for v, h in state.handles.items()):
         scored = score([tests[v, "sensitivity"], tests[v, "invariance"]], handle, problem.readout)
         if scored is not None:
             reached[v] = [scored]

@@ -16,12 +16,14 @@ functional it uses tells one of them apart, though each acts. There the reading 
 natural change of state that goes with it: the regression of the closed form's shift (or of a_source - a_base itself) on
 what is read. A dormant copy moves along its own direction, which does nothing.
 
-Whichever of these does best on calibration is compared with the handle itself on test pairs.
+Whichever of these does best on calibration is compared with the handle itself on test pairs. A handle over several
+places is rebuilt in forward order, each place as the rebuilt edits before it leave it: in the best way at each, or in
+one way at all of them, since parts that only work together cannot be judged one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +37,7 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
+from plot_ot.stages.natural import edited_states
 from plot_ot.subjects import BankRecording, Place
 
 SHRINKAGE = 1e-3
@@ -220,25 +223,61 @@ def read_from_used(
     """
     if any(e.frame.encoder is not None for e in handle.edits):
         return None
+    handle = replace(handle, edits=tuple(sorted(handle.edits, key=lambda e: _order(fit, e))))
     found = [used_directions(fit, e, generator) for e in handle.edits]
     weights = pair_weights(calibration, handle.variable, "balanced")
-    best = handle
-    for k, (e, u) in enumerate(zip(handle.edits, found, strict=True)):  # one place after the other
-        options = refitted_readings(fit, e, u, handle.variable) + natural_writings(fit, e, handle.variable)
-        tries = [replace(best, edits=(*best.edits[:k], option, *best.edits[k + 1 :])) for option in options]
-        scores = [float(correct(calibration, h, readout).double() @ weights) for h in tries]
-        best = tries[max(range(len(tries)), key=scores.__getitem__)]
+
+    def scored(h: Handle) -> float:
+        return float(correct(calibration, h, readout).double() @ weights)
+
+    rebuilt = [_one_after_the_other(handle, fit, found, scored)]
+    if len(handle.edits) > 1:  # parts that only work together are rebuilt together, all in the same way
+        ways = len(_options(fit, handle, 0, found[0]))
+        rebuilt += [_one_after_the_other(handle, fit, found, scored, way) for way in range(ways)]
+    best = max(rebuilt, key=scored) if len(rebuilt) > 1 else rebuilt[0]
     return Rebuilt(best, sum(u.rank for u in found), sum(e.place.width for e in handle.edits))
 
 
-def refitted_readings(fit: BankRecording, edit: Edit, used: Used, variable: str) -> list[Edit]:
+def _one_after_the_other(
+    handle: Handle, fit: BankRecording, used: Sequence[Used], scored: Callable[[Handle], float], way: int | None = None
+) -> Handle:
+    """The handle rebuilt place by place, in forward order: in one way at all of them, or in the best way at each."""
+    for k, u in enumerate(used):
+        options = _options(fit, handle, k, u)
+        some = options if way is None else [options[way]]
+        tries = [replace(handle, edits=(*handle.edits[:k], option, *handle.edits[k + 1 :])) for option in some]
+        handle = max(tries, key=scored) if len(tries) > 1 else tries[0]
+    return handle
+
+
+def _options(fit: BankRecording, handle: Handle, k: int, used: Used) -> list[Edit]:
+    """All that an edit may be replaced by, where the edits before it have already moved the states."""
+    edit, base = handle.edits[k], fit.base_at(handle.edits[k].place).double().cpu()
+    moved = base
+    if k:  # a later edit takes from the source what the earlier ones have not brought
+        still = EditBatch(edit.place, edit.frame, torch.zeros_like(edit.gains).unsqueeze(0))
+        before = replace(handle, edits=handle.edits[:k]).batch()
+        moved = edited_states([*before, still], fit)[edit.place.name].cpu()
+    readings = refitted_readings(fit, edit, used, handle.variable, moved)
+    return readings + natural_writings(fit, edit, handle.variable, moved)
+
+
+def _order(fit: BankRecording, edit: Edit) -> int:
+    return [p.name for p in fit.subject.places].index(edit.place.name)
+
+
+def refitted_readings(
+    fit: BankRecording, edit: Edit, used: Used, variable: str, moved: Float[Tensor, "pairs d"] | None = None
+) -> list[Edit]:
     """An edit's readings from used functionals: the projection of R, and regressions of what R reads of each pair.
 
     What it reads is predicted as it is, or as it is on average over the pairs with the same two values of the variable:
-    the second is what a reading of the value alone would see.
+    the second is what a reading of the value alone would see. `moved` are the states that earlier edits have made of
+    the bases'.
     """
     read, write, gains = _parts(edit)
-    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double().cpu()
+    base = fit.base_at(edit.place).double().cpu()
+    difference = fit.source_at(edit.place).double().cpu() - (base if moved is None else moved)
     features = torch.linalg.solve(used.root, difference.T).T @ used.basis
     seen = difference @ read
     readings = [used.reading(read)]
@@ -251,13 +290,21 @@ def refitted_readings(fit: BankRecording, edit: Edit, used: Used, variable: str)
     return [_oblique(edit.place, r, write, gains) for r in readings]
 
 
-def natural_writings(fit: BankRecording, edit: Edit, variable: str) -> list[Edit]:
-    """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ."""
+def natural_writings(
+    fit: BankRecording, edit: Edit, variable: str, moved: Float[Tensor, "pairs d"] | None = None
+) -> list[Edit]:
+    """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ.
+
+    Where earlier edits have `moved` the states, it reads from there and writes what is left of δ.
+    """
     read, _, _ = _parts(edit)
-    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double().cpu()
+    base = fit.base_at(edit.place).double().cpu()
+    moved = base if moved is None else moved
+    difference = fit.source_at(edit.place).double().cpu() - moved
     everyone = torch.arange(len(fit))
     shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
-    targets = [shift if shift is not None else (everyone, difference) for shift in shifts]
+    left = [None if s is None else (s[0], s[1] - (moved - base)[s[0]]) for s in shifts]
+    targets = [shift if shift is not None else (everyone, difference) for shift in left]
     writings = []
     for pairs, delta in (*targets, (everyone, difference)):
         seen = difference[pairs] @ read

@@ -131,9 +131,7 @@ class Case:
     """The handle on the test pairs."""
 
     @classmethod
-    def of(
-        cls, handle: Handle, sensitivity: BankRecording, invariance: BankRecording, readout: Readout
-    ) -> Case:
+    def of(cls, handle: Handle, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> Case:
         """The case of a handle on these test pairs."""
         beforehand = said_beforehand(handle.variable, sensitivity, readout)
         if beforehand is not None:
@@ -143,7 +141,7 @@ class Case:
 
     @property
     def open(self) -> bool:
-        """Whether controls that need a search can change the answer: where a plain gate fails, it is no without them."""
+        """Whether controls that need a search can change the answer: where a plain gate fails, it is no anyway."""
         return self.plain is not None and not self.plain.refused
 
     def verdict(

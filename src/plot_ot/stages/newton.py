@@ -138,6 +138,7 @@ class NewtonHandles:
         chosen = {
             "support": " and ".join(p.name for p in solution.path.places),
             "form": f"newton ρ = {solution.weight:g}",
+            "rho": solution.weight,
             "rule": solution.path.start[0].rule,
             "ridge": solution.path.start[0].ridge,
             "room": solution.path.room,
@@ -150,6 +151,13 @@ class NewtonHandles:
         if found is not None:
             chosen |= {f: found.chosen[f] for f in ("untried", "ways", "way_steps") if f in found.chosen}
         return handle_from_edits(variable, best.edits, 0, problem.subject, chosen)
+
+    def retraced(self, handles: Sequence[Handle]) -> NewtonHandles:
+        """The same up to where these handles were made: down to their smallest ρ."""
+        if not handles or any("rho" not in h.chosen for h in handles):
+            return self  # not all of them were made here
+        least = min(float(h.chosen["rho"]) for h in handles)
+        return replace(self, weights=tuple(w for w in self.weights if w >= least) or self.weights)
 
     def forecast(self, ahead: Forecast) -> None:
         """Each step runs forward once, backward for the gradient and for every direction of the loss' curvature, and
