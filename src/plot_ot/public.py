@@ -3,7 +3,17 @@
 What is imported here, and the `__all__` of the rooms that `docs/api.md` names, is public; everything else is private.
 """
 
-from plot_ot.abstract import Bank, CausalModel, Hypothesis, Mechanism, Splits, draw_pairs, read_inputs, read_pairs
+from plot_ot.abstract import (
+    Bank,
+    CausalModel,
+    Hypothesis,
+    Mechanism,
+    Splits,
+    TokenSpan,
+    draw_pairs,
+    read_inputs,
+    read_pairs,
+)
 from plot_ot.api import load_subject, localize, run_study
 from plot_ot.checking import Checkup, check
 from plot_ot.comparing import Comparison, compare
@@ -68,12 +78,17 @@ from plot_ot.subjects import (
     DecoderSubject,
     MLPSubject,
     ModuleSubject,
+    PathSubject,
     Place,
+    Role,
     SequenceSubject,
     SequentialSubject,
     Subject,
+    along,
     record,
     record_pairs,
+    roles_of,
+    with_roles,
 )
 from plot_ot.transport import Coupling, Degeneracy, Flag, Transport, couple, solve
 from plot_ot.version import __version__
@@ -95,6 +110,7 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "__version__",
     # data
     "Hypothesis",
+    "TokenSpan",
     "CausalModel",
     "Mechanism",
     "Bank",
@@ -111,6 +127,11 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "SequenceSubject",
     "CausalSubject",
     "LanguageModel",
+    "PathSubject",
+    "along",
+    "with_roles",
+    "roles_of",
+    "Role",
     "Place",
     "record",
     "record_pairs",

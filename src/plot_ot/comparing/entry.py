@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot.abstract.admission import LEAST_ROWS
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.splitting import LEAST_ROWS, SPLITS, balanced_bank
+from plot_ot.abstract.splitting import SPLITS, balanced_bank
 from plot_ot.api import bind
 from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region
@@ -38,7 +39,7 @@ from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.problem import Problem
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
-from plot_ot.subjects.decoder.subject import DecoderSubject
+from plot_ot.subjects.threads import enough_threads
 
 BEHIND = 0.15
 """A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
@@ -82,10 +83,10 @@ def compare(
         subject = bind(subject, first, **options)
     elif options:
         raise PlotError(f"Unknown option '{next(iter(options))}': layers, kinds and memory are for language models.")
-    language = isinstance(subject, DecoderSubject)
+    language = subject.language
     look = as_readout(readout or ("logits" if language else "softmax"))
     spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), enough_threads(subject):
         warnings.simplefilter("ignore", CouplingWarning)  # of hypotheses that are not there
         contest = Contest.of(subject, field.accepting(look.accepts), look, size or (200 if language else 400), seed)
         return contest.run(method, spec, finalists, begun)

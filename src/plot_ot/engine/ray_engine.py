@@ -145,7 +145,7 @@ class _RayCrew:
             and len(store.outputs) == rows
         ):
             shapes = {name: tuple(a.shape) for name, a in store.activations.items()}
-            if shapes == {p.name: (rows, p.width) for p in self.subject.places}:
+            if shapes == {p.name: (rows, p.width) for p in self.subject.recorded}:
                 return store
         raise PlotError(
             f"A worker returned something else than a recording of the {rows} inputs it was given. Install the same "

@@ -14,7 +14,7 @@ from torch import Tensor
 from plot_ot.engine.units import Shard, Unit
 from plot_ot.subjects import BankRecording, Store, Subject
 from plot_ot.subjects.decoder.cache import PrefixCache
-from plot_ot.subjects.decoder.vectors import held_bytes, on_disk, together
+from plot_ot.subjects.decoder.vectors import changed, held_bytes, on_disk, together
 
 
 def record_shard(subject: Subject, shard: Shard) -> Store:
@@ -65,7 +65,7 @@ def each_tensor(store: Store, change: Callable[[Tensor], Tensor]) -> Store:
         if isinstance(value, Tensor):
             found[f.name] = change(value)
         elif isinstance(value, Mapping):
-            found[f.name] = {name: change(t) for name, t in value.items()}
+            found[f.name] = changed(value, change)
     return replace(store, **found)
 
 
@@ -86,7 +86,7 @@ def narrowed(recording: BankRecording, unit: Unit) -> BankRecording:
     """
     some = recording if isinstance(unit.pairs, slice) else recording.select(unit.pairs)
     rows: Int[Tensor, " rows"] = torch.cat([some.base_rows, some.source_rows]).unique()
-    seen = {p.name: recording.store.activations[p.name] for p in unit.places}
+    seen = {name: recording.store.activations[name] for p in unit.places for name in recording.subject.looked_at(p)}
     store = each_tensor(replace(recording.store, activations=seen), lambda t: t[rows.to(t.device)])
     base, source = (torch.searchsorted(rows, r).cpu() for r in (some.base_rows, some.source_rows))
     return BankRecording(recording.subject, without_caches(store), base, source, some.bank)

@@ -85,6 +85,11 @@ def effective_edits(handle: Handle, target: str) -> list[Edit]:
                 f"The handle for '{handle.variable}' reads {edit.place.name} through a nonlinear encoder; {target} "
                 f"holds linear edits only. Save it with handle.save, or export a linear handle."
             )
+        if edit.place.way:
+            raise PlotError(
+                f"The handle for '{handle.variable}' acts along the path {edit.place.name}, and {target} knows places "
+                f"only. Save it with handle.save, and use it with plot_ot.along."
+            )
     edits = [edit for edit in handle.edits if edit.size]
     if not edits:
         raise PlotError(f"The handle for '{handle.variable}' changes nothing; there is nothing to export to {target}.")

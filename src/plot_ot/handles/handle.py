@@ -290,4 +290,6 @@ def handle_from_edits(
             used = (gains != 0).nonzero().squeeze(1) if bool(gains.any()) else torch.tensor([0])
             frame, gains = frame.only(used.to(gains.device)), gains[used]
         kept.append(Edit(one.place, frame, gains))
+    rules = {name: rule for e in kept for name, rule in subject.rules_of(e.place).items()}
+    chosen = {**chosen, "rules": rules} if rules else chosen
     return Handle(variable, tuple(kept), subject.identity(), chosen)

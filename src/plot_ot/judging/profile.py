@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plot_ot.abstract.banks import Bank
+from plot_ot.subjects.places import ARROW
 
 Z = 1.96
 
@@ -104,7 +105,8 @@ class Profile:
 
 
 def _without_token(place: str) -> str:
-    return place.rpartition("@")[0] or place
+    first, arrow, way = place.partition(ARROW)
+    return (first.rpartition("@")[0] or first) + arrow + way
 
 
 def interval(score: float, pairs: float) -> tuple[float, float]:

@@ -38,7 +38,11 @@ def names(words: Sequence[str], joined: str = "and") -> str:
 
 
 def place_words(place: str, tokens: Mapping[str, str] | None = None) -> str:
-    """A place in words: `block_output.3@-1` is `block 3, last token`."""
+    """A place in words: `block_output.3@-1` is `block 3, last token`; a path goes from place to place."""
+    if "->" in place:
+        stops, _, around = place.partition(" around ")
+        said = " to ".join(place_words(stop, tokens) for stop in stops.split("->"))
+        return f"{said}, around {around}" if around else said
     stem, _, position = place.partition("@")
     kind = re.match(r"[A-Za-z_]*[A-Za-z]", stem)
     numbers_in = re.findall(r"\d+", stem)

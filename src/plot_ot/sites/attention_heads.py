@@ -32,10 +32,10 @@ def heads(layers: Sequence[int] | None = None, *, together: int = 1) -> Menu:
         if not wanted or not wanted <= {p.layer for p in shown}:
             there = sorted({p.layer for p in shown})
             raise PlotError(f"Heads are open in layers {there}; found layers {sorted(wanted)}.")
-        by_token: dict[tuple[int, str], list[Place]] = {}
+        by_token: dict[tuple[int, str, str], list[Place]] = {}
         for p in shown:
             if p.layer in wanted:
-                by_token.setdefault((p.layer, p.name.partition("@")[2]), []).append(p)
+                by_token.setdefault((p.layer, p.token, p.way), []).append(p)
         sites = []
         for row in by_token.values():
             if len(row) % together:

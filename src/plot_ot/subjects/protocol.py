@@ -23,7 +23,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.finite import refuse_non_finite
 from plot_ot.subjects.memory import MemoryLimits
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held
-from plot_ot.subjects.places import Place
+from plot_ot.subjects.places import ARROW, Place
 from plot_ot.subjects.shape import Shape
 
 PairIndex = slice | Int[Tensor, " chosen"]
@@ -39,6 +39,11 @@ class Store:
     inputs: Tensor
     activations: Mapping[str, Float[Tensor, "inputs d"]]
     outputs: Float[Tensor, "inputs ..."]
+
+    @cached_property
+    def codes(self) -> dict[str, Int[Tensor, " inputs"]]:
+        """Which inputs have equal states at a place, for those who asked once."""
+        return {}
 
     @property
     def prefixes(self) -> Sequence[Any]:
@@ -62,12 +67,34 @@ class Subject(ABC):
 
     places: tuple[Place, ...]
 
+    @property
+    def recorded(self) -> tuple[Place, ...]:
+        """The places whose activations are kept: all, unless some are others seen again."""
+        return self.places
+
     def place(self, name: str) -> Place:
         """The place of that name."""
         for place in self.places:
             if place.name == name:
                 return place
+        if ARROW in name:
+            raise PlotError(
+                f"'{name}' is a path, which this subject does not look along. Make one that does: "
+                f"plot_ot.along(subject, ['{name}']), with the same `around` if there was one."
+            )
         unknown("place", name, [p.name for p in self.places])
+
+    def reaches(self, sender: Place, receiver: Place) -> bool:
+        """Whether what happens at one place can arrive at the other, as far as their order tells."""
+        return self.places.index(sender) < self.places.index(receiver)
+
+    def looked_at(self, place: Place) -> tuple[str, ...]:
+        """The names of the recorded activations that an edit of a place looks at."""
+        return (place.name,)
+
+    def rules_of(self, place: Place) -> Mapping[str, Any]:
+        """The rules by which a place is found in each input, as plain values: a handle is saved with them."""
+        return {}
 
     def require(self, place: Place) -> None:
         """Refuse a place that is not one of this subject's: another width or position is another vector."""
@@ -130,6 +157,8 @@ class Subject(ABC):
     def weights(self) -> Mapping[str, Tensor]:
         """The tensors that make this network what it is."""
 
+    language: bool = False
+    """Whether its inputs are prompts, and its answers words."""
     differentiable: bool = True
     """Whether gradients flow through a resumed pass; methods that need them pass over a network without."""
     memory: int = 512 << 20
@@ -178,6 +207,10 @@ class Subject(ABC):
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         """How many tokens each input has; one where inputs are not text."""
+        return torch.ones(len(inputs), dtype=torch.long)
+
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        """How many of each input's tokens, from its end, an edit at a place runs again; one where there is no text."""
         return torch.ones(len(inputs), dtype=torch.long)
 
     def recorded_at_once(self, device: str) -> int:
@@ -259,6 +292,11 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.base_rows)
+
+    @cached_property
+    def numbers(self) -> Int[Tensor, " pairs"]:
+        """`base_rows` on the CPU, where most subjects look up what they resume."""
+        return self.base_rows.cpu()
 
     def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean base activations."""

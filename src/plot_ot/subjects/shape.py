@@ -50,6 +50,8 @@ class Shape:
     """The longest side of a block's matrices (language models)."""
     sides: int = 0
     """All sides of a block's matrices together (language models): the vectors that go into and come out of them."""
+    recorded: int | None = None
+    """Numbers that are kept of an input at its places, where several places are one activation seen again."""
 
     @classmethod
     def small(
@@ -164,7 +166,8 @@ class Shape:
     def vector_bytes(self) -> int:
         """What recording keeps of an input besides keys and values: its vector at every place, and the last one."""
         last = self.hidden if self.language else self.columns
-        return 4 * (sum(p.width for p in self.places) + last)
+        at_places = sum(p.width for p in self.places) if self.recorded is None else self.recorded
+        return 4 * (at_places + last)
 
     @property
     def weight_bytes(self) -> int:

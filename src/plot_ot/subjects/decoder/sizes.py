@@ -22,6 +22,7 @@ class PromptSubject(Subject):
     values together; what is resumed has the last quarter.
     """
 
+    language = True
     recorder_resumes = True
 
     @property

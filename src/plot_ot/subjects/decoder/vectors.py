@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -92,19 +92,41 @@ class Joined(Mapping[str, Tensor]):
         return len(self.parts[0])
 
 
+class Aliased(Mapping[str, Tensor]):
+    """Vectors that also go by other names, without being kept twice; it lists those that are kept."""
+
+    def __init__(self, kept: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        self.kept, self.aliases = kept, aliases
+
+    def __getitem__(self, name: str) -> Shaped[Tensor, "rows ..."]:
+        return self.kept[self.aliases.get(name, name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
 def together(parts: Sequence[Mapping[str, Tensor]], rows: Int[Tensor, " rows"] | None = None) -> Mapping[str, Tensor]:
     """The vectors of several recordings as one, or some rows of it; what is in a file stays there."""
+    if isinstance(parts[0], Aliased):
+        kept = [p.kept for p in parts if isinstance(p, Aliased)]
+        return Aliased(together(kept, rows), parts[0].aliases)
     whole = Joined(parts, rows)
     return whole if any(isinstance(p, (Spilled, Joined)) for p in parts) else {name: whole[name] for name in whole}
 
 
 def held_bytes(vectors: Mapping[str, Tensor]) -> int:
     """Bytes in memory; what is in a file takes none."""
+    vectors = vectors.kept if isinstance(vectors, Aliased) else vectors
     return sum(t.nbytes for t in vectors.values()) if isinstance(vectors, dict) else 0
 
 
 def on_disk(vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The same vectors in a file, where they are in memory and of the type that files hold."""
+    if isinstance(vectors, Aliased):
+        return Aliased(on_disk(vectors.kept), vectors.aliases)
     if not isinstance(vectors, dict) or any(t.dtype != torch.float32 for t in vectors.values()):
         return vectors
     like = next(iter(vectors.values()))
@@ -112,3 +134,10 @@ def on_disk(vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     for name, t in vectors.items():
         spilled.write(name, torch.arange(len(t)), t)
     return spilled
+
+
+def changed(vectors: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+    """What `change` makes of every place's vectors."""
+    if isinstance(vectors, Aliased):
+        return Aliased(changed(vectors.kept, change), vectors.aliases)
+    return {name: change(t) for name, t in vectors.items()}
