@@ -10,7 +10,7 @@ directions, in units of their natural spread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ INPUT, ANSWER = "input", "answer"
 NO_ANSWER = -1
 REST = 4
 """Directions of every place that stand for all that no handle touches."""
+BATCH = 8
 METRICS = ("CAE_down_nf", "CAE_up_nf", "CAE_down", "CAE_up", "IIA")
 """Errors, 0 is best: values set from above and from below, both again with noise on the rest, and interchanges."""
 
@@ -45,11 +46,11 @@ def outside_errors(
 ) -> dict[str, dict[str, float]]:
     """For each variable, the errors (`METRICS`) that `causal-abstraction-eval` finds when its handle is intervened on.
 
-    `noise` is the size of what is added along the directions that no handle touches, in natural standard deviations.
+    Inputs that the network does not answer as the hypothesis does are left out. `noise` is the size of what is added along the directions that no handle touches, in natural standard deviations.
     Needs the package: pip install 'plot-ot[judge]'.
     """
     package = _package()
-    system = HandleSystem(subject, causal, dict(handles), inputs, as_readout(readout))
+    system = HandleSystem(subject, causal, dict(handles), inputs, as_readout(readout)).answered()
     return {v: _errors(package, system, v, samples, seed, noise) for v in handles}
 
 
@@ -82,6 +83,13 @@ class HandleSystem:
             self.causal.require(variable)
             for edit in handle.edits:
                 self.subject.require(edit.place)
+
+    def answered(self) -> HandleSystem:
+        """The same with only the inputs that the network answers as the hypothesis does."""
+        right = self.answers(self.subject.outputs_of(self.store)) == self.codes[self.causal.output]
+        if not bool(right.any()):
+            raise PlotError("The network answers none of the inputs as the hypothesis does: there is nothing to judge.")
+        return replace(self, inputs=self.inputs[right])
 
     @cached_property
     def store(self) -> Store:
@@ -215,13 +223,12 @@ def _errors(package: Any, system: HandleSystem, variable: str, samples: int, see
                     score_vars=[ANSWER],
                 )
             )
-    scores = engine.run_tasks(tasks, n_samples=samples, batch_size=16, intervention_domain=[variable]).summary()
+    scores = engine.run_tasks(tasks, n_samples=samples, batch_size=BATCH, intervention_domain=[variable]).summary()
+    alone = _engine(package, replace(system, handles={variable: system.handles[variable]}), seed, noise)
     interchange = package.IIAMetric(output_vars=[ANSWER], n_pairs=samples, normalize=False)
-    found = interchange.compute(
-        engine.high_level_model, engine.low_level_model, engine.value_map, engine.cg_map, None, samples, engine.config
-    )
-    by_variable = found if isinstance(found, Mapping) else {}
-    scores["IIA"] = float(by_variable.get("per_variable", by_variable).get(variable, float("nan")))
+    parts = alone.high_level_model, alone.low_level_model, alone.value_map, alone.cg_map
+    # its mean is over the variable and the whole input, whose swap is right wherever the network is
+    scores["IIA"] = 2 * interchange.compute(*parts, None, samples, alone.config)
     return {name: float(scores[name]) for name in METRICS}
 
 
@@ -276,7 +283,9 @@ def _engine(package: Any, system: HandleSystem, seed: int, noise: float) -> Any:
     numbers = torch.arange(len(system.inputs), dtype=torch.float64)[:, None]
     specs[INPUT] = {k: Points(numbers[k : k + 1]) for k in range(len(system.inputs))}
     graph = _graph(package, system)
-    config = package.EvaluationConfig(metric="hard", phi_noise_std=noise, seed=seed, logging_level=40)
+    config = package.EvaluationConfig(
+        metric="hard", phi_noise_std=noise, phi_selection_prob=0.5, seed=seed, logging_level=40
+    )
     return package.EvaluationEngine(graph, Network(), Names(cells, specs), cells, config)
 
 
