@@ -67,7 +67,9 @@ def test_the_hypothesis_under_set_values_is_the_causal_models():
         for code in range(3):
             value = system.values["p"][int((system.codes["p"] == code).nonzero()[0])]
             label = system.causal.run(system.inputs[row : row + 1], do={"p": value.unsqueeze(0)})["y"][0]
-            assert system.expected(row, {"p": code})["answer" if "answer" in system.codes else "y"] == system.code("y", label)
+            assert system.expected(row, {"p": code})["answer" if "answer" in system.codes else "y"] == system.code(
+                "y", label
+            )
 
 
 @pytest.mark.skipif(installed, reason="the package is there")

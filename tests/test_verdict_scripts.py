@@ -428,3 +428,10 @@ def test_a_gate_is_asked_for_by_its_name(bench):
     bare = Verdict("x", UNDECIDED, "x: undecided.", {})
     assert bare.accuracy is None
     assert bare.interval is None
+
+
+@pytest.mark.parametrize(("still", "status"), [(0.5, ABSENT), (0.9, UNDECIDED), (1.0, COMPACT)])
+def test_a_handle_that_moves_answers_which_should_stay_is_not_placed(bench, still, status):
+    verdict = bench.verdict(still=still)
+    assert verdict.status is status
+    assert verdict.gate(STAYS).bound == 0.9

@@ -292,9 +292,7 @@ class _Drawing:
         self.computed()
         self.noisy()
         moves, tables = (tuple(map(tuple, of)) for of in (self.moves, self.tables))
-        return Layout(
-            self.program, self.input_at, moves, tables, self.sizes, self.holds, self.written, self.dormant
-        )
+        return Layout(self.program, self.input_at, moves, tables, self.sizes, self.holds, self.written, self.dormant)
 
 
 def random_layout(program: Program, wishes: Wishes, generator: torch.Generator) -> Layout:

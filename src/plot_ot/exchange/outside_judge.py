@@ -209,7 +209,9 @@ def _set(edit: Edit, state: Tensor, cell: Tensor) -> Tensor:
 # -- the package's side ------------------------------------------------------------------------------------------------
 
 
-def _errors(package: Any, system: HandleSystem, variable: str, samples: int, seed: int, noise: float) -> dict[str, float]:
+def _errors(
+    package: Any, system: HandleSystem, variable: str, samples: int, seed: int, noise: float
+) -> dict[str, float]:
     engine = _engine(package, system, seed, noise)
     tasks = []
     for direction, sampler in (("down", package.TopDownSampler), ("up", package.BottomUpSampler)):
@@ -248,8 +250,10 @@ def _engine(package: Any, system: HandleSystem, seed: int, noise: float) -> Any:
         def contains(self, x: Any) -> Any:
             return np.isclose(self.points[None], np.atleast_2d(x)[:, None]).all(-1).any(-1)
 
-    means = {v: [cell[system.codes[v] == k].double().cpu().mean(dim=0).numpy() for k in range(_count(system, v))]
-             for v, cell in system.cells.items()}
+    means = {
+        v: [cell[system.codes[v] == k].double().cpu().mean(dim=0).numpy() for k in range(_count(system, v))]
+        for v, cell in system.cells.items()
+    }
 
     class Names(package.ValueMap):  # type: ignore[misc]
         """τ: the value whose natural mean is nearest; inputs and answers are numbers already."""
@@ -279,7 +283,9 @@ def _engine(package: Any, system: HandleSystem, seed: int, noise: float) -> Any:
     widths |= dict.fromkeys(_rest(system), 1)
     schema = package.MicroVariableSchema([package.Variable(n, shape=(w,)) for n, w in widths.items()])
     cells = package.CoarseGrainingMap(schema, {n: [n] for n in (INPUT, *system.handles, ANSWER)})
-    specs = {v: {k: Points(cell[system.codes[v] == k]) for k in range(_count(system, v))} for v, cell in system.cells.items()}
+    specs = {
+        v: {k: Points(cell[system.codes[v] == k]) for k in range(_count(system, v))} for v, cell in system.cells.items()
+    }
     numbers = torch.arange(len(system.inputs), dtype=torch.float64)[:, None]
     specs[INPUT] = {k: Points(numbers[k : k + 1]) for k in range(len(system.inputs))}
     graph = _graph(package, system)
