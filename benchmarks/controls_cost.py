@@ -67,9 +67,7 @@ NETWORKS: dict[str, Callable[[int], Case]] = {
     "two halves, untrained": partial(two_halves, steps=0),
     "pointer, tiny decoder": pointer,
     **{kind: partial(known, kind) for kind in ("plant", "half", "gate", "decoder layer", "decoder token")},
-    **{
-        kind: partial(known, kind) for kind in ("absent", "illusion: borrowed", "fresh mlp", "fresh gru", "fresh llama")
-    },
+    **{kind: partial(known, kind) for kind in ("absent", "illusion: borrowed", "fresh mlp", "fresh gru", "fresh llama")},
 }
 SHOWN = ("plot", "plot-layered", "plot-pca", "closed-form", "newton", "das")
 
@@ -113,11 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append(row(network, method, measured(network, method, args.seed)))
             print(" | ".join(rows[-1]), flush=True)
     head = ["network", "method", "filtering", "recording", "search", "controls", "tables", "controls' share", "said"]
-    lines = [
-        "# What controls cost",
-        "",
-        f"Made by `python benchmarks/controls_cost.py --seed {args.seed}`, {version()}.",
-    ]
+    lines = ["# What controls cost", "", f"Made by `python benchmarks/controls_cost.py --seed {args.seed}`, {version()}."]
     if args.page:
         args.page.write_text("\n".join([*lines, "", *markdown(head, rows), ""]), encoding="utf-8")
 

@@ -174,9 +174,7 @@ def _refuse_mixing(op: Any, name: str, args: tuple[Any, ...], given: list[Tensor
         return  # these only look at a shape and a type
     lone = torch.Tag.pointwise in op.tags or name in FILLING
     indices = {id(x) for x in tree_leaves(args[1])} if name in INDEXING else set()
-    written = {
-        id(a) for a, s in zip(args, op._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
-    }
+    written = {id(a) for a, s in zip(args, op._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write}
     for x in given:
         on_cpu = x.device == CPU
         if x.device == target or (on_cpu and id(x) in indices):

@@ -200,12 +200,7 @@ def bound(h: Hypothesis, tokenizer: Any, **options: Any) -> DecoderSubject:
     named = h.named_tokens(tokenizer)
     answers = h.answer_tokens(tokenizer)
     return DecoderSubject(
-        chat_model(tokenizer),
-        h.encoder(tokenizer, 2),
-        answers,
-        positions=named.functions(),
-        spans=named.sizes,
-        **options,
+        chat_model(tokenizer), h.encoder(tokenizer, 2), answers, positions=named.functions(), spans=named.sizes, **options
     )
 
 
@@ -223,10 +218,7 @@ def test_a_span_is_edited_at_all_its_tokens_as_plain_hooks_do(kind: str) -> None
     model, answers = chat_model(tokenizer), h.answer_tokens(tokenizer)
     block = model.model.layers[1]
     module = {"block_output": block, "attention_output": block.self_attn, "mlp_output": block.mlp}[kind]
-    ids = [
-        tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        for text in h.render(rows, tokenizer)
-    ]
+    ids = [tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"] for text in h.render(rows, tokenizer)]
     names = [[k for k, t in enumerate(i[0].tolist()) if tokenizer.decode([t]) in " ".join(TWO).split()] for i in ids]
     for b, s in ((0, 1), (1, 2), (2, 0)):
         kept: dict[str, torch.Tensor] = {}
@@ -286,9 +278,7 @@ def test_spans_that_are_not_there_are_refused_by_the_subject() -> None:
     rows = h.rows(inputs())
     answers = h.answer_tokens(tokenizer)
     model, encode = chat_model(tokenizer), h.encoder(tokenizer, None)
-    assert_refused(
-        lambda: DecoderSubject(model, encode, answers, spans={"x": 2}), ["position with several tokens", "x"]
-    )
+    assert_refused(lambda: DecoderSubject(model, encode, answers, spans={"x": 2}), ["position with several tokens", "x"])
     late = DecoderSubject(model, encode, answers, positions={"x": lambda rows: -1}, spans={"x": 2})
     assert_refused(lambda: late.record(rows), ["'x'", "no room for its 2 tokens"])
 

@@ -26,11 +26,7 @@ from plot_ot.subjects import DecoderSubject, MLPSubject, ModuleSubject, record_p
 
 KINDS = ("block_output", "attention_output", "mlp_output", "head_output")
 SCENES = {
-    "named tokens": (
-        d.encode,
-        torch.arange(6).unsqueeze(1),
-        {"positions": d.POSITIONS, "kinds": KINDS, "layers": [1, 3]},
-    ),
+    "named tokens": (d.encode, torch.arange(6).unsqueeze(1), {"positions": d.POSITIONS, "kinds": KINDS, "layers": [1, 3]}),
     "trie": (alike.encode, alike.ROWS, {"positions": {"early": alike.position}}),
     "in files": (alike.encode, alike.ROWS, {"memory": 300_000}),
 }

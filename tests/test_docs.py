@@ -257,9 +257,7 @@ def test_the_reference_is_cut_into_pages_that_hold_all_of_it():
     for name, page in pages.items():
         assert f": {name}\n" in menu, f"{name} is not in mkdocs.yml"
         assert page.startswith("# ")
-        assert len(re.findall(r"^::: ", page, re.M)) <= 60, (
-            f"{name} has grown too long: give docs/api.md another heading"
-        )
+        assert len(re.findall(r"^::: ", page, re.M)) <= 60, f"{name} has grown too long: give docs/api.md another heading"
 
 
 # -- names, warnings and errors -----------------------------------------------------------------------------------

@@ -186,9 +186,7 @@ def test_integers_of_a_causal_model_are_held_out_too() -> None:
     hold = HoldOut.by(causal, "x")
     assert hold is not None
     made = from_inputs(causal, rows, ALWAYS, 60, torch.Generator().manual_seed(1000), hold)
-    fit, test = (
-        set(torch.cat([b.base[:, 0], b.source[:, 0]]).tolist()) for b in (made.splits.fit, made.splits.calibration)
-    )
+    fit, test = (set(torch.cat([b.base[:, 0], b.source[:, 0]]).tolist()) for b in (made.splits.fit, made.splits.calibration))
     assert not fit & test
 
 
@@ -260,9 +258,7 @@ def test_a_network_that_says_something_else_is_refused_with_what_it_says_and_the
 
 
 @pytest.mark.parametrize("budget", [None, "auto"])
-def test_the_filter_and_what_is_held_out_are_in_the_result_its_record_and_its_report(
-    budget: Any, tmp_path: Any
-) -> None:
+def test_the_filter_and_what_is_held_out_are_in_the_result_its_record_and_its_report(budget: Any, tmp_path: Any) -> None:
     tokenizer = chat_tokenizer("trims")
     model = plot_ot.load_subject(chat_model(tokenizer), tokenizer=tokenizer)
     h, given = asked_in_chats()
@@ -293,9 +289,7 @@ def test_banks_as_given_have_no_filter_of_ours() -> None:
     rows = torch.cartesian_prod(torch.arange(40), torch.arange(2))
     splits = from_inputs(causal, rows, ALWAYS, 40, torch.Generator().manual_seed(1000)).splits
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
-    result = plot_ot.localize(
-        plot_ot.load_subject(net, encode=lambda r: r.float()), causal, splits, method=QUICK, progress=False
-    )
+    result = plot_ot.localize(plot_ot.load_subject(net, encode=lambda r: r.float()), causal, splits, method=QUICK, progress=False)
     assert result.config["filter"] == "as given"
     assert_refused(
         lambda: plot_ot.localize(
@@ -326,11 +320,8 @@ def test_rare_kinds_of_pair_do_not_shrink_the_others() -> None:
     assert count["z"] == count["z+w"] == 50  # equal shares of what there is enough of
     pool = torch.unique(torch.cat([bank.base, bank.source]), dim=0)
     assert 0 < count["none"] < 25
-    assert (
-        count["none"]
-        == sum(  # all there are
-            int((p[:2] == q[:2]).all() and not torch.equal(p, q)) for p in pool for q in pool
-        )
+    assert count["none"] == sum(  # all there are
+        int((p[:2] == q[:2]).all() and not torch.equal(p, q)) for p in pool for q in pool
     )
     assert any("that change nothing" in note and "`hold_out`" in note for note in made.notes)
     held = from_inputs(causal, rows, ALWAYS, 200, torch.Generator().manual_seed(1000), HoldOut.by(causal, "city"))

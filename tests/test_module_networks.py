@@ -472,10 +472,7 @@ def test_a_live_handle_edits_a_head_and_a_mid_block_residual() -> None:
     net, rows = Transformer().eval(), rand(11, 2, TOKENS, WIDE)
     places = {"head": "blocks.0.attn.out:input[2/4]", "middle": MIDDLE}
     subject = plot_ot.load_subject(net, places=places, example=rows[:1], tokens=TOKENS)
-    edits = [
-        plot_ot.Edit(subject.place(n), plot_ot.Frame.identity(w), torch.ones(w))
-        for n, w in (("head@2", 2), ("middle@1", 8))
-    ]
+    edits = [plot_ot.Edit(subject.place(n), plot_ot.Frame.identity(w), torch.ones(w)) for n, w in (("head@2", 2), ("middle@1", 8))]
     handle = plot_ot.Handle("z", tuple(edits), subject.identity())
     expected = handle.apply(subject, rows[:1], rows[1:])
     with handle.on(subject, rows[1:]), torch.no_grad():
@@ -512,9 +509,7 @@ def test_heads_of_a_fused_attention_are_named_in_the_refusal() -> None:
 
     place = "mix.out_proj:input[0/2]"
     example = rand(0, 1, 3, 8)
-    assert_refused(
-        lambda: plot_ot.load_subject(Fused(), places=[place], example=example), ["never ran", "MultiheadAttention"]
-    )
+    assert_refused(lambda: plot_ot.load_subject(Fused(), places=[place], example=example), ["never ran", "MultiheadAttention"])
 
 
 def test_pyvene_has_no_name_for_inputs_and_sums() -> None:

@@ -9,9 +9,9 @@ import torch
 
 from plot_ot.abstract.banks import Bank
 from plot_ot.errors import PlotError
+from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES
 from plot_ot.judging.controls import Score
 from plot_ot.judging.status import Status
-from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES
 from plot_ot.judging.verdict import SUBSPACES, Verdict, _wanted
 from scripted import CAUSAL, Court, Script, court
 

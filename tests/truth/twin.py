@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plot_ot.subjects import DecoderSubject, Place, Store
 from plot_ot.subjects.protocol import Rewrite, Share
-from truth.compiler import LARGE, LOOK, SILENT, STEEP, Compiled
+from truth.compiler import LARGE, LOOK, SILENT, Compiled
 from truth.kinds import INPUTS
 from truth.layout import ANSWER, DEPTH, LAST, NOTHING, Compute, Layout, Spot, State
 from truth.wiring import SHARPNESS
@@ -103,7 +103,7 @@ class TwinSubject(DecoderSubject):
 
     def _stream(self, spot: Spot, codes: Codes) -> Tensor:
         """The residual stream at a spot."""
-        block, position = spot
+        _, position = spot
         state = LARGE * self.net.constant + self.net.positions[:, position]
         for slot in self.net.layout.slots(spot):
             state = state + codes[position, slot] @ self.net.directions[slot].T

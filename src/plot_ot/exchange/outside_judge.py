@@ -184,7 +184,7 @@ class HandleSystem:
             states = states - states.mean(dim=0)
             edits = [e for h in self.handles.values() for e in h.edits if e.place.name == place.name]
             span = torch.linalg.svd(torch.cat([e.matrix() for e in edits], dim=1), full_matrices=False)
-            basis = span.U[:, span.S > 1e-6 * span.S[0]]
+            basis = span.U[:, 1e-6 * span.S[0] < span.S]
             left = states - states @ basis @ basis.T
             _, spread, directions = torch.linalg.svd(left, full_matrices=False)
             found[place.name] = (directions.T * spread / len(states) ** 0.5)[:, :REST]
