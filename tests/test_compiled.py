@@ -1,4 +1,4 @@
-"""Compiled transformers: they compute their programs exactly, their layout is where it is said to be, the twin agrees."""
+"""Compiled transformers: they compute their programs exactly, the layout is as it is said, the twin agrees."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_swap_of_slots_does_in_the_transformer_what_the_layout_says():
 
 
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("seed", (1001, 1002))
+@pytest.mark.parametrize("seed", [1001, 1002])
 def test_the_twin_is_recorded_and_resumed_as_the_transformer(seed, silent):
     net = network(seed, silent)
     pairs = random_pairs(30, torch.Generator().manual_seed(3))
@@ -110,7 +110,7 @@ def test_no_swap_of_slots_is_a_rivals_missing_variable(seed):
             assert not truth.parents
 
 
-@pytest.mark.parametrize("seed", (1004, 1005))
+@pytest.mark.parametrize("seed", [1004, 1005])
 def test_an_illusion_where_nothing_natural_is_used_is_told_from_a_handle(seed):
     known = kinds.dormant(seed)
     [v] = [v for v, t in known.truths.items() if t.status == DORMANT]

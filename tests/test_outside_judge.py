@@ -1,4 +1,4 @@
-"""Handles before `causal-abstraction-eval`: the cells are the handles' own edits, and its metrics tell good from bad."""
+"""Handles before `causal-abstraction-eval`: cells are the handles' own edits, and its metrics tell good from bad."""
 
 from __future__ import annotations
 

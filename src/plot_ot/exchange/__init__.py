@@ -1,4 +1,4 @@
-"""Take handles elsewhere, and bring rotations from there: pyvene, MIB, causalab, TransformerLens, nnsight, an outside judge."""
+"""Take handles elsewhere, bring rotations from there: pyvene, MIB, causalab, TransformerLens, nnsight, a judge."""
 
 from plot_ot.exchange.causalab import from_causalab, to_causalab
 from plot_ot.exchange.components import pyvene_model

@@ -1,4 +1,4 @@
-"""Handles before an outside judge: the metrics of `causal-abstraction-eval` (Méloux et al.), which knows nothing of ours.
+"""Handles before an outside judge: the metrics of `causal-abstraction-eval` (Méloux et al.), made without ours.
 
 That package judges whether a high-level model E is a valid abstraction of a low-level system M through a map τ. Here E
 is the hypothesis, M the network, and the cell of a variable is what its handle reads, Rᵀa: setting the cell to c is the
@@ -46,7 +46,8 @@ def outside_errors(
 ) -> dict[str, dict[str, float]]:
     """For each variable, the errors (`METRICS`) that `causal-abstraction-eval` finds when its handle is intervened on.
 
-    Inputs that the network does not answer as the hypothesis does are left out. `noise` is the size of what is added along the directions that no handle touches, in natural standard deviations.
+    Inputs that the network does not answer as the hypothesis does are left out. `noise` is the size of what is added
+    along the directions that no handle touches, in natural standard deviations.
     Needs the package: pip install 'plot-ot[judge]'.
     """
     package = _package()
