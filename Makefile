@@ -50,8 +50,10 @@ test-tools: setup  ## with the real TransformerLens and nnsight, in an environme
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > $$(ls -d $(TOOLS)/lib/python3*/site-packages)/usual.pth
 	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --no-deps transformer_lens==4.3.0 nnsight==0.8.1 \
-	  greenlet cloudpickle zstandard httpx httpcore beartype einops fancy-einsum typeguard transformers-stream-generator
-	OMP_NUM_THREADS=1 PYTHONPATH=src $(TOOLS)/bin/python -m pytest tests/test_transformer_lens.py tests/test_nnsight.py
+	  greenlet cloudpickle zstandard httpx httpcore beartype einops fancy-einsum typeguard transformers-stream-generator \
+	  causal-abstraction-eval==1.1.0
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(TOOLS)/bin/python -m pytest tests/test_transformer_lens.py tests/test_nnsight.py \
+	  tests/test_outside_judge.py
 
 test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUTES, 30 by default)
 	$(INSTALL) --group fuzz

@@ -2,7 +2,7 @@
 
 python benchmarks/compiled_study.py --seeds 1000 1009                                # every kind, every method
 python benchmarks/compiled_study.py --kinds rival --methods plot das --seeds 2000 2099
-python benchmarks/compiled_study.py --page docs/results/truth.md                     # only the page, of all that is done
+python benchmarks/compiled_study.py --page docs/results/truth.md     # only the tables, of all that is done
 
 Every (kind, seed, method) is one small file in the out folder; what is there is not run again.
 """

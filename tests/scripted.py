@@ -41,6 +41,8 @@ class Script:
     handle: Right = 1.0
     kept: Right = 1.0
     """The handle on pairs that keep the variable."""
+    still: Right = 1.0
+    """The handle on pairs that change the variable and not the answer."""
     copied: Right = 0.0
     patch: Right = 0.5
     """The whole place of the handle, layer1."""
@@ -63,6 +65,8 @@ class Script:
     ) -> Tensor:
         """In the place of `calibrate.correct`."""
         role = handle.chosen.get("role") or self._role(handle)
+        if role in ("handle", "rebuilt") and bool(recording.bank.unseen(handle.variable).all()):
+            return right_on(recording.bank, self.still)
         self.asked[role] = self.asked.get(role, 0) + 1
         right: Any = getattr(self, role) if role != "random" or not isinstance(self.random, list) else self.random
         if isinstance(right, list):

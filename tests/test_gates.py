@@ -85,6 +85,14 @@ def test_a_handle_works_at_eighty_percent(low, high, answer):
     assert gate.sentence == said + ends[answer]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "answer"), [(0.9, 1.0, HOLDS), (0.899, 1.0, OPEN), (0.1, 0.9, OPEN), (0.1, 0.899, FAILS)]
+)
+def test_answers_that_should_stay_do_at_ninety_percent(low, high, answer):
+    gate = g.stays_where_nothing_shows(share(low, high), 100)
+    assert (gate.name, gate.bound, gate.answer) == ("stays where nothing shows", 0.9, answer)
+
+
 def test_a_handle_that_works_on_few_base_inputs_is_open():
     assert g.works(share(0.9, 1.0), 20).holds
     few = g.works(share(0.9, 1.0), 19)

@@ -19,6 +19,7 @@ ABSENT, PLACED, COMPACT, IN_PART = Status.ABSENT, Status.PLACED, Status.COMPACT,
 DECODABLE, UNDECIDED = Status.DECODABLE, Status.UNDECIDED
 SOURCE, PLACES, HANDLES = "beats copying the source", "beats random places", "beats random handles"
 BETTER, WORKS, REST, READS = "no random handle does better", "works", "leaves the rest alone", "reads what is used"
+STAYS = "stays where nothing shows"
 SHUFFLED, FRESH = "beats shuffled values", "beats a re-initialised network"
 
 
@@ -35,7 +36,7 @@ def flat(value: float, bases: int = 400) -> Score:
 def test_everything_met_is_placed_and_compact_and_every_gate_is_in_the_table(bench):
     verdict = bench.verdict(shuffled=(flat(0.5),), reinitialised=(flat(0.4),))
     assert verdict.status is COMPACT
-    names = [SOURCE, PLACES, HANDLES, BETTER, SHUFFLED, FRESH, WORKS, REST, READS, "compact"]
+    names = [SOURCE, PLACES, HANDLES, BETTER, SHUFFLED, FRESH, STAYS, WORKS, REST, READS, "compact"]
     assert [gate.name for gate in verdict.gates] == names
     assert all(gate.holds for gate in verdict.gates)
     assert verdict.notes == ()
@@ -427,3 +428,10 @@ def test_a_gate_is_asked_for_by_its_name(bench):
     bare = Verdict("x", UNDECIDED, "x: undecided.", {})
     assert bare.accuracy is None
     assert bare.interval is None
+
+
+@pytest.mark.parametrize(("still", "status"), [(0.5, ABSENT), (0.9, UNDECIDED), (1.0, COMPACT)])
+def test_a_handle_that_moves_answers_which_should_stay_is_not_placed(bench, still, status):
+    verdict = bench.verdict(still=still)
+    assert verdict.status is status
+    assert verdict.gate(STAYS).bound == 0.9

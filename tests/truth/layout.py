@@ -202,7 +202,7 @@ class _Drawing:
         order = torch.randperm(len(INPUTS), generator=generator).tolist()
         self.input_at = {x: 1 + k for x, k in zip(INPUTS, order, strict=True)}
         self.position, self.block = dict(self.input_at), dict.fromkeys(INPUTS, -1)
-        self.own = {x: (TOKEN,) for x in INPUTS}
+        self.own = dict.fromkeys(INPUTS, (TOKEN,))
         self.moves: list[list[Move]] = [[] for _ in range(DEPTH)]
         self.tables: list[list[Compute]] = [[] for _ in range(DEPTH)]
         self.sizes = {TOKEN: VALUES}
@@ -292,9 +292,7 @@ class _Drawing:
         self.computed()
         self.noisy()
         moves, tables = (tuple(map(tuple, of)) for of in (self.moves, self.tables))
-        return Layout(
-            self.program, self.input_at, moves, tables, self.sizes, self.holds, self.written, self.dormant
-        )
+        return Layout(self.program, self.input_at, moves, tables, self.sizes, self.holds, self.written, self.dormant)
 
 
 def random_layout(program: Program, wishes: Wishes, generator: torch.Generator) -> Layout:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plot_ot.subjects import DecoderSubject, Place, Store
 from plot_ot.subjects.protocol import Rewrite, Share
-from truth.compiler import LARGE, LOOK, SILENT, STEEP, Compiled
+from truth.compiler import LARGE, LOOK, SILENT, Compiled
 from truth.kinds import INPUTS
 from truth.layout import ANSWER, DEPTH, LAST, NOTHING, Compute, Layout, Spot, State
 from truth.wiring import SHARPNESS
@@ -103,7 +103,7 @@ class TwinSubject(DecoderSubject):
 
     def _stream(self, spot: Spot, codes: Codes) -> Tensor:
         """The residual stream at a spot."""
-        block, position = spot
+        _, position = spot
         state = LARGE * self.net.constant + self.net.positions[:, position]
         for slot in self.net.layout.slots(spot):
             state = state + codes[position, slot] @ self.net.directions[slot].T
@@ -121,7 +121,9 @@ class TwinSubject(DecoderSubject):
 def _codes(state: State, layout: Layout) -> Codes:
     loud = {(m.to, m.into): m.loud for moves in layout.moves for m in moves}
     return {
-        key: loud.get(key, 1.0) * F.one_hot(value.clamp(min=0), layout.sizes[key[1]]).float() * (value != NOTHING)[:, None]
+        key: loud.get(key, 1.0)
+        * F.one_hot(value.clamp(min=0), layout.sizes[key[1]]).float()
+        * (value != NOTHING)[:, None]
         for key, value in state.items()
     }
 
@@ -137,7 +139,9 @@ def _fired(c: Compute, codes: Codes, layout: Layout) -> Tensor:
     seen = torch.ones(1) if own is None else own
     for k, (group, values) in enumerate(zip(c.parents, c.table.shape, strict=True)):
         empty = torch.zeros(1, values)
-        code = sum((_resized(codes.get((c.position, slot), empty), values) for slot in group), start=torch.zeros(values))
+        code = sum(
+            (_resized(codes.get((c.position, slot), empty), values) for slot in group), start=torch.zeros(values)
+        )
         silent = c.silent[k] if c.silent else None
         if silent and (c.position, silent) in codes:
             code = code + SILENT * _resized(codes[c.position, silent], values)

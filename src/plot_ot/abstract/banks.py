@@ -165,6 +165,11 @@ class Bank:
                 unlike = unlike | ~accepts(label, self.labels[other])
         return moved & unlike
 
+    def unseen(self, variable: str) -> Bool[Tensor, " pairs"]:
+        """Pairs whose source changes the variable, though its swap does not change the answer."""
+        self.require(variable)
+        return self.changed[variable] & self.causal.accepts(self.labels[variable], self.base_answer)
+
     def power(self, variable: str) -> Power:
         """The bank's discriminating power for one variable."""
         self.require(variable)

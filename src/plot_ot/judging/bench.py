@@ -48,11 +48,13 @@ class Plain:
     """Copying the source, and random places."""
     works: Gate
     leaves: Gate
+    stays: tuple[Gate, ...] = ()
+    """Where the change should not show; nothing where too few pairs are of this kind."""
 
     @property
     def refused(self) -> bool:
         """Whether one of these gates fails that a variable must pass even in part."""
-        return any(gate.fails for gate in (*self.against, self.leaves))
+        return any(gate.fails for gate in (*self.against, *self.stays, self.leaves))
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Judged:
 
     plain: Plain
     gates: tuple[Gate, ...]
-    """Against the controls; then `works` and `leaves the rest alone`."""
+    """Against the controls; `stays where nothing shows`, where it can; then `works` and `leaves the rest alone`."""
     kept_most: bool = True
     """Of a rebuilt handle: whether it is right at least half as often as the handle it was made of, beyond doubt."""
 
@@ -79,6 +81,7 @@ class Bench:
         self.tested = sensitivity.select(sensitivity.bank.discriminating(variable))
         self.sensitivity, self.invariance, self.readout = sensitivity, invariance, readout
         self.boot, self.boot_kept = Bootstrap(self.tested.bank), Bootstrap(invariance.bank)
+        self.unseen = sensitivity.select(sensitivity.bank.unseen(variable))
         self.subject = subject = sensitivity.subject
         self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
         self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
@@ -107,7 +110,16 @@ class Bench:
         works = g.works(accuracy, self.boot.balanced_bases)
         leaves = g.leaves_the_rest_alone(kept, self.boot_kept.balanced_bases)
         own = score_of([self.tested.bank, self.invariance.bank], [changed, same], handle.variable)
-        return Plain(right, accuracy, kept, own, against, works, leaves)
+        return Plain(right, accuracy, kept, own, against, works, leaves, self._stays(handle))
+
+    def _stays(self, handle: Handle) -> tuple[Gate, ...]:
+        if len(self.unseen) < g.LEAST_PAIRS:
+            return ()
+        boot = Bootstrap(self.unseen.bank)
+        if boot.balanced_bases < g.LEAST_BASES:
+            return ()
+        still = boot.accuracy(correct(self.unseen, handle, self.readout), balanced=True)
+        return (g.stays_where_nothing_shows(still, boot.balanced_bases),)
 
     def vacuous(self, opponents: Searched) -> Mapping[str, Score]:
         """What the searches reach that must fail, on average."""
@@ -120,7 +132,7 @@ class Bench:
         if plain.score is not None:
             means = self.vacuous(opponents)
             gates += [g.beats(VACUOUS[key], plain.score.ahead_of(mean)) for key, mean in means.items()]
-        return Judged(plain, (*gates, plain.works, plain.leaves))
+        return Judged(plain, (*gates, *plain.stays, plain.works, plain.leaves))
 
     def _against_random(self, plain: Plain, opponents: Searched) -> list[Gate]:
         """Random handles, drawn until their gates have an answer or more of them could not give one.

@@ -18,7 +18,8 @@ MARGIN = 0.05
 WORKS = 0.8
 """The least share of discriminating pairs on which a handle that is called placed is right."""
 KEEPS = 0.9
-"""The least share of pairs that keep the variable and whose answer the handle leaves as it should be."""
+"""The least share of pairs whose answer the handle leaves as it should be: of those that keep the variable, and of
+those that change it without a change of the answer."""
 READS = 0.05
 """What a handle may lose when it reads only directions that the network uses later."""
 COMPACT_LOSS = 0.02
@@ -112,6 +113,21 @@ def leaves_the_rest_alone(kept: Accuracy, bases: int) -> Gate:
         Answer.CANNOT_SAY: f"{share}: whether that is {KEEPS:.0%} or more is open",
     }
     return _gate("leaves the rest alone", interval, KEEPS, words, closed=True)
+
+
+def stays_where_nothing_shows(still: Accuracy, bases: int) -> Gate:
+    """Where the variable changes and the answer should not, the handle keeps the answer.
+
+    A handle that writes the answer itself, by what it can decode of the variable, overshoots there.
+    """
+    interval = Interval(still.value, still.low, still.high, bases)
+    share = f"right on {_share(still)} of the pairs whose answer should stay though the variable changes"
+    words = {
+        Answer.HOLDS: share,
+        Answer.FAILS: f"{share}, below {KEEPS:.0%}",
+        Answer.CANNOT_SAY: f"{share}: whether that is {KEEPS:.0%} or more is open",
+    }
+    return _gate("stays where nothing shows", interval, KEEPS, words, closed=True)
 
 
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
