@@ -176,12 +176,12 @@ def test_what_is_refused_or_said_beforehand_is_not_searched_for_again(bench, mon
     assert [(problem.variables, problem.beside) for problem, _ in stage.seen] == 2 * [(("p",), ("q",))]
     assert all(list(places) == ["p"] for _, places in stage.seen)
     # random handles are found for what is not said beforehand
-    beforehand = judges.said_beforehand
+    stand = judges.stand
 
-    def output(variable: str, *of: Any) -> Verdict | None:
-        return Verdict("q", Status.OUTPUT, "", {}) if variable == "q" else beforehand(variable, *of)
+    def output(variable: str, *of: Any) -> Any:
+        return Verdict("q", Status.OUTPUT, "", {}) if variable == "q" else stand(variable, *of)
 
-    monkeypatch.setattr(judges, "said_beforehand", output)
+    monkeypatch.setattr(judges, "stand", output)
     asked = Give({v: bench.idle(v) for v in "pq"})
     bench.judge()._random_handle(lambda _: Method("random", "", (asked,)), "p", 0)
     assert [(problem.variables, problem.beside) for problem, _ in asked.seen] == [(("p",), ("q",))]
@@ -295,6 +295,15 @@ def test_random_handles_are_found_once_for_all_methods_and_variables(bench):
     handle = judge._random_handle(doing_nothing(bench, asked), "q", 7)
     assert handle.variable == "q"
     assert asked == list(range(8))
+
+
+def test_what_all_methods_stand_before_is_made_once(bench, monkeypatch):
+    made, stand, judge = [], judges.stand, bench.judge()
+    monkeypatch.setattr(judges, "stand", lambda v, *of: made.append(v) or stand(v, *of))
+    method, _, state = given(bench)
+    first, second = (judge.verdicts(method, state, doing_nothing(bench)) for _ in range(2))
+    assert made == ["p", "q"]
+    assert [v.as_row() for v in first] == [v.as_row() for v in second]
 
 
 def test_random_handles_are_searched_for_judged_variables_only(bench, monkeypatch):

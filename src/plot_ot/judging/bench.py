@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +87,12 @@ class Bench:
         self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
         self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
         self.at_random: list[ndarray] = []
+
+    def anew(self) -> Bench:
+        """The same for another handle, which draws random handles of its own number."""
+        other = copy(self)
+        other.at_random = []
+        return other
 
     def on(self, handle: Handle) -> Float[ndarray, " pairs"]:
         """Whether a handle is right on each of the discriminating pairs."""

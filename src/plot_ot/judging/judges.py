@@ -14,10 +14,11 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.engine.watching import announce, watched_by
 from plot_ot.errors import unknown
 from plot_ot.handles import Handle
+from plot_ot.judging.bench import Bench
 from plot_ot.judging.controls import Score, score, with_shuffled_values
 from plot_ot.judging.notes import notes_on, untried
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import Case, Opponents, Verdict, said_beforehand
+from plot_ot.judging.verdict import Case, Opponents, Verdict, stand
 from plot_ot.methods import Method
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place, Subject
@@ -43,6 +44,7 @@ class Judge:
     capacity: dict[str, Mapping[int, float]] = field(default_factory=dict)
     """By variable: what the last method reached on shuffled values with each number of directions (calibration)."""
     _random: list[Mapping[str, Handle]] = field(default_factory=list)
+    _stands: dict[str, Verdict | Bench] = field(default_factory=dict)
     _fresh: tuple[Problem, Tests] | None = None
 
     def __post_init__(self) -> None:
@@ -54,11 +56,7 @@ class Judge:
         start, handles = time.perf_counter(), state.handles
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # couplings of controls may well mean nothing
-            readout = self.problem.readout
-            cases = {
-                v: Case.of(h, self.tests[v, "sensitivity"], self.tests[v, "invariance"], readout)
-                for v, h in handles.items()
-            }
+            cases = {v: Case.of(h, self._stand(v)) for v, h in handles.items()}
             open_ones = {v: h for v, h in handles.items() if cases[v].open}
             self.capacity = {}
             shuffled = self._shuffled(method, open_ones)
@@ -94,9 +92,14 @@ class Judge:
     @cached_property
     def _judged_problem(self) -> Problem:
         """The problem of finding the variables of which pairs alone do not give the verdict."""
-        tests, readout = self.tests, self.problem.readout
-        asked = [v for v in self.problem.variables if not said_beforehand(v, tests[v, "sensitivity"], readout)]
-        return _only(self.problem, asked)
+        return _only(self.problem, [v for v in self.problem.variables if isinstance(self._stand(v), Bench)])
+
+    def _stand(self, variable: str) -> Verdict | Bench:
+        """What the handles of all methods stand before."""
+        if variable not in self._stands:
+            tests = (self.tests[variable, bank] for bank in ("sensitivity", "invariance"))
+            self._stands[variable] = stand(variable, *tests, self.problem.readout)
+        return self._stands[variable]
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
         """What the method reaches at its handles' places when the values of all variables mean nothing."""

@@ -104,7 +104,13 @@ def judge(
     generator: torch.Generator,
 ) -> Verdict:
     """Ask every gate about a handle, on discriminating test pairs with families weighted equally."""
-    return Case.of(handle, sensitivity, invariance, readout).verdict(fit, calibration, opponents, generator)
+    tested = stand(handle.variable, sensitivity, invariance, readout)
+    return Case.of(handle, tested).verdict(fit, calibration, opponents, generator)
+
+
+def stand(variable: str, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> Verdict | Bench:
+    """What all handles of a variable stand before: its test pairs, or the verdict where these alone give it."""
+    return said_beforehand(variable, sensitivity, readout) or Bench(variable, sensitivity, invariance, readout)
 
 
 def said_beforehand(variable: str, sensitivity: BankRecording, readout: Readout) -> Verdict | None:
@@ -131,12 +137,11 @@ class Case:
     """The handle on the test pairs."""
 
     @classmethod
-    def of(cls, handle: Handle, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> Case:
-        """The case of a handle on these test pairs."""
-        beforehand = said_beforehand(handle.variable, sensitivity, readout)
-        if beforehand is not None:
-            return cls(handle, None, beforehand, None)
-        bench = Bench(handle.variable, sensitivity, invariance, readout)
+    def of(cls, handle: Handle, tested: Verdict | Bench) -> Case:
+        """The case of a handle on the test pairs that all handles of its variable stand before."""
+        if isinstance(tested, Verdict):
+            return cls(handle, None, tested, None)
+        bench = tested.anew()
         return cls(handle, bench, None, bench.plainly(handle))
 
     @property
