@@ -58,7 +58,7 @@ Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Torch threads (default: one for a small network, all cores for a large one).")
+    int, typer.Option(min=1, help="Torch threads at most; more than one helps large networks on an idle machine.")
 ]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[

@@ -44,7 +44,7 @@ def compare_tasks(
     device: Device = None,
     revision: Revision = None,
     memory: Memory = 4.0,
-    threads: Threads = None,
+    threads: Threads = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -61,8 +61,7 @@ def compare_tasks(
     if len(tasks) < 2:
         raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
     room, chosen = memory_bytes(memory), {"layers": layer_numbers(layers)} if layers else {}
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     with redirect_stdout(sys.stderr):  # what the tasks print is not what we print
         modules = [load_task(task) for task in tasks]
         hypotheses = [hypothesis_of(module, task) for module, task in zip(modules, tasks, strict=True)]

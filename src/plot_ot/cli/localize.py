@@ -68,7 +68,7 @@ def localize_task(
     device: Device = None,
     revision: Revision = None,
     memory: Memory = 4.0,
-    threads: Threads = None,
+    threads: Threads = 1,
     private: Private = False,
     controls: Controls = "standard",
     quiet: Quiet = False,
@@ -90,8 +90,7 @@ def localize_task(
     growing = _budget(budget)
     of_blocks, room = {"layers": layer_numbers(layers)} if layers else {}, memory_bytes(memory)
     chosen = _filter(filter_)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
     subject: Any = getattr(module, "subject", None)
