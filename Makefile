@@ -6,9 +6,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 CORE := $(VENV)/.core
 MODELS := $(VENV)/.models
 READY := $(VENV)/.ready
+WHEEL := dist/.made
 WORKERS ?= 2
 
-.PHONY: setup browser demo demo-lm test test-tools test-long test-minimum package mutants lint format bench docs audit lock clean
+.PHONY: setup browser demo demo-lm test test-tools test-long test-minimum test-newest package mutants lint format bench docs audit lock clean
 
 setup: $(READY)
 
@@ -27,6 +28,10 @@ $(MODELS): $(CORE)  ## and Hugging Face language models
 $(READY): $(MODELS)  ## and what developers need
 	$(INSTALL) -e '.[hf,ray]' --group dev --group bench --group browser
 	touch $@
+
+$(WHEEL): $(READY) README.md MANIFEST.in $(shell git ls-files src 2>/dev/null)  ## `python -m build`
+	$(INSTALL) --group package
+	rm -rf dist && $(BIN)/python -m build --quiet --outdir dist && touch $@
 
 browser:  ## the browser that tests open the report in; without it they are skipped
 	command -v chromium chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }
@@ -52,12 +57,14 @@ test-long: setup  ## campaigns: plants, kills, fuzzing, soak (PLOT_OT_SOAK_MINUT
 	$(INSTALL) --group fuzz
 	$(BIN)/python -m pytest -m long
 
-test-minimum: $(CORE)  ## the oldest versions that pyproject.toml allows (torch apart), in an environment of their own
-	bash scripts/test_minimum.sh $(PYTHON)
+test-minimum: $(WHEEL)  ## the wheel with the oldest versions that pyproject.toml allows, in an environment of its own
+	bash scripts/test_installed.sh minimum $(PYTHON)
 
-package: setup  ## the wheel and the source distribution, checked: small, complete, with a description that renders
-	$(INSTALL) --group package
-	rm -rf dist && $(BIN)/python -m build --quiet --outdir dist && $(BIN)/twine check --strict dist/*
+test-newest: $(WHEEL)  ## the wheel with the newest versions that the package index has
+	bash scripts/test_installed.sh newest $(PYTHON)
+
+package: $(WHEEL)  ## the wheel and the source distribution, checked: small, complete, with a description that renders
+	$(BIN)/twine check --strict dist/*
 	$(BIN)/python scripts/check_package.py dist
 
 mutants: setup  ## changes one expression at a time and asks whether the tests notice: docs/results/mutants.md
@@ -110,4 +117,4 @@ lock: setup  ## requirements.lock with hashes, the rest of constraints.txt, sbom
 	$(BIN)/python scripts/lock.py
 
 clean:
-	rm -rf $(VENV) $(TOOLS) site runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TOOLS) .venv-installed dist site runs .pytest_cache .mypy_cache .ruff_cache

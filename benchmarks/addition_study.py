@@ -24,7 +24,7 @@ from pages import (
     which_seeds,
 )
 from plot_ot.files.writing import Json
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.report.tables import average_by_seed, mean_sd, methods_in
 from plot_ot.stages.calibrate import correct
 from plot_ot.studies.study import Study

@@ -38,7 +38,7 @@ FEWER_DAS = ["--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
 FEW = "plot,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
 MORE = "plot,plot-native,plot-pca,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
 MOST = f"{MORE},plot-native-das,plot-pca-das,das"
-UNTOUCHED = "plot,plot-native,plot-pca,plot-closed-form,plot-newton,full-vector,plot-eot,cosine"
+UNTOUCHED = "plot-closed-form,plot,full-vector,plot-eot,plot-native,plot-pca,plot-newton,cosine,plot-das"
 
 
 def layer_of(site: str) -> int:
@@ -210,7 +210,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("tiny", "smollm2", "ioi", "untouched", "settings"))
     parser.add_argument("--model", help="untouched: a GGUF file, directory or hub id of Qwen2.5-Coder-1.5B-Instruct")
-    parser.add_argument("--dtype", default="float32", help="untouched: the type of its weights")
+    parser.add_argument("--dtype", default="bfloat16", help="untouched: the type of its weights")
+    parser.add_argument("--controls", default="standard", help="untouched: 'full' also re-initialises the network")
     parser.add_argument("--methods", default=UNTOUCHED, help="untouched: the methods to run, with commas")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -237,7 +238,7 @@ def main() -> None:
         planted, known = SMOL_PLANTED, {f"smollm2-{name}": there for name, there in known.items()}
         page, title = args.results / "mcqa_smollm2.md", "Multiple-choice questions on SmolLM2: results"
     elif args.what == "untouched":
-        sizes = ["--dtype", args.dtype, "--fit", "120", "--pairs", "100", *FEWER_DAS]
+        sizes = ["--dtype", args.dtype, "--controls", args.controls, "--fit", "120", "--pairs", "100", *FEWER_DAS]
         models = {"qwen2.5-coder-1.5b": ["--model", args.model, *sizes, "--methods", args.methods]}
         planted, known = QWEN_FOUND, dict.fromkeys(models, True)
         page, title = (

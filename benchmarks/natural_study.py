@@ -26,7 +26,7 @@ from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.methods import Method, MethodKind
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.report.tables import mean_sd
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import Best, TrainDas

@@ -26,7 +26,7 @@ from pages import markdown, version
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.methods import Method
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.choose import TrainDas
 from plot_ot.stages.closed_form import ClosedForm

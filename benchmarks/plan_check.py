@@ -29,7 +29,7 @@ from heq_speed import ROOT, THREADS, commit, machine, say
 from measuring import timed
 from pages import markdown
 from plot_ot.methods import Method, layered, progressive
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.models.tiny import build_tokenizer
 from plot_ot.planner import MACHINES, PRESETS, Estimate, Scene, Shape, measure, predict
 from plot_ot.signatures import as_readout

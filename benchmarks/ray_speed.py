@@ -37,7 +37,7 @@ from pages import markdown
 from plot_ot.engine import InProcess
 from plot_ot.engine.ray_engine import RayEngine
 from plot_ot.methods import MethodKind
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.studies.study import Study
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.text_data import Sizes

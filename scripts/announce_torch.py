@@ -1,6 +1,7 @@
 """Say what installing PyTorch will download, before it is downloaded: `make` calls this first.
 
-On Linux the default build of PyTorch brings several gigabytes of CUDA libraries, also where there is no GPU to use them.
+On Linux the default build of PyTorch brings several gigabytes of CUDA libraries, even where there is no GPU to use
+them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def main() -> None:
     names = [entry["metadata"]["name"] for entry in json.loads(asked.stdout)["install"]]
     if any(name.startswith(CUDA) for name in names):
         print(
-            "This machine shows no NVIDIA GPU, but the build of PyTorch that pip has found comes with several gigabytes of CUDA "
-            "libraries. To take the CPU build (about 200 MB) instead, stop here (Ctrl-C) and run make again with the variable\n"
+            "This machine shows no NVIDIA GPU, but the build of PyTorch that pip has found comes with several gigabytes "
+            "of CUDA libraries. To take the CPU build (about 200 MB) instead, stop here (Ctrl-C) and run make again "
+            "with the variable\n"
             "    PIP_EXTRA_INDEX_URL\n"
             "set to PyTorch's index of CPU builds, which pytorch.org shows under 'Get started' (Linux, Pip, CPU). "
             "Going on with CUDA ..."

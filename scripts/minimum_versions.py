@@ -1,4 +1,4 @@
-"""Print the oldest versions that pyproject.toml allows, as pip constraints: `make test-minimum` installs exactly these.
+"""Print the oldest versions that pyproject.toml allows, as pip constraints: for the library and its extra `hf`.
 
 PyTorch is left to constraints.txt: its oldest allowed release exists for few machines without gigabytes of CUDA.
 """
@@ -9,13 +9,14 @@ import re
 from pathlib import Path
 
 LEAST = re.compile(r'"([A-Za-z0-9._-]+)>=([0-9.]+)"')
+LISTS = re.compile(r"^(?:dependencies|hf) = \[(.*?)\]$", flags=re.DOTALL | re.MULTILINE)
 
 
 def main() -> None:
-    """One line a dependency of the library itself."""
+    """One line a dependency."""
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    [core] = re.findall(r"^dependencies = \[(.*?)^\]", project, flags=re.DOTALL | re.MULTILINE)
-    for name, version in LEAST.findall(core):
+    core, extra = LISTS.findall(project)
+    for name, version in LEAST.findall(core + extra):
         if name != "torch":
             print(f"{name}=={version}")
 

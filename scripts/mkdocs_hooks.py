@@ -1,10 +1,11 @@
-"""Hooks of the documentation site: the tutorial's notebook becomes a page, with the outputs saved in it."""
+"""Hooks of the documentation site: the notebook becomes a page with its saved outputs, the reference several pages."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,27 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from split_reference import split_reference
+
 NOTEBOOK = "tutorial.ipynb"
+REFERENCE = "api.md"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Put `tutorial.md` and its pictures in the place of the notebook."""
+    """Put `tutorial.md` and its pictures in the place of the notebook, and pages by topic in that of the reference."""
     source = Path(config.docs_dir) / NOTEBOOK
     page, pictures = markdown(json.loads(source.read_text(encoding="utf-8")))
     files.append(File.generated(config, NOTEBOOK.replace(".ipynb", ".md"), content=page))
     for name, picture in pictures.items():
         files.append(File.generated(config, name, content=picture))
+    whole = files.get_file_from_path(REFERENCE)
+    if whole is not None:
+        files.remove(whole)
+        for name, part in split_reference(whole.content_string).items():
+            files.append(File.generated(config, name, content=part))
     return files
 
 

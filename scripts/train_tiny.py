@@ -1,4 +1,4 @@
-"""Train the embedded tiny language models and write down what is in them.
+"""Train the tiny language models and write down what is in them.
 
     python scripts/train_tiny.py [planted-1000 ...]     (default: all; about 2-4 CPU minutes each, one thread)
     python scripts/train_tiny.py --measure-only         (measure the nets that are there, write the table)
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from plot_ot.files.writing import to_json, write_atomically
 from plot_ot.models import tiny
+from plot_ot.models.folders import SOURCE_TREE
 from plot_ot.models.planting import Plant, PlantBatch, planted_loss, planted_module, swapped_answers
 from plot_ot.models.vocabulary import FAMILIAR, FRESH, LETTERS
 from plot_ot.tasks.mcqa_data import FAMILIES, VARIABLES, causal_model, draw_rows, questions, sources
@@ -222,7 +223,8 @@ def write(name: str, model: Any, seconds: float) -> None:
     """Weights as float16, and a description without measurements."""
     recipe = Recipe.of(name)
     weights = {k: v.half().contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
-    write_atomically(tiny.ASSETS / f"{name}.safetensors", save(weights))
+    folder = tiny.ASSETS if name in tiny.EMBEDDED else SOURCE_TREE / "models" / "tiny"
+    write_atomically(folder / f"{name}.safetensors", save(weights))
     tokenizer = tiny.build_tokenizer()
     text = tokenizer.backend_tokenizer.to_str(pretty=False)
     write_atomically(tiny.ASSETS / "tokenizer.json", text.encode())

@@ -17,7 +17,7 @@ import torch
 
 from plot_ot.errors import PlotError
 from plot_ot.handles import Handle
-from plot_ot.judging import verdict
+from plot_ot.judging import bench
 from plot_ot.methods import Method, MethodKind
 from plot_ot.signatures import as_readout
 from plot_ot.sites import blocks
@@ -90,7 +90,7 @@ def main() -> None:
     kind, dtype = sys.argv[1], getattr(torch, sys.argv[2])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    verdict.RANDOM_HANDLES = 2
+    bench.RANDOM_HANDLES = 2
     torch.manual_seed(1000)
     task = task_of(kind, sys.argv[2])
     methods = {**task.methods(), **learners()}

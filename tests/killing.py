@@ -121,12 +121,12 @@ def _text(value: object) -> object:
 def _nursery() -> None:
     import torch
 
-    from plot_ot.judging import verdict
+    from plot_ot.judging import bench
     from plot_ot.report import page
     from plot_ot.tasks import MultipleChoice
 
     torch.set_num_threads(1)
-    verdict.RANDOM_HANDLES = 2
+    bench.RANDOM_HANDLES = 2
     page._library()
     answers = os.dup(1)
     os.dup2(2, 1)  # what a study prints is not an answer

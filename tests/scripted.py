@@ -15,7 +15,7 @@ from plot_ot.abstract.banks import Bank, draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from plot_ot.judging import controls, verdict
+from plot_ot.judging import bench, controls, verdict
 from plot_ot.judging.controls import Score
 from plot_ot.judging.usage import Rebuilt
 from plot_ot.judging.verdict import Opponents, Verdict, judge
@@ -71,6 +71,10 @@ class Script:
             right = self.kept
         return right_on(recording.bank, right)
 
+    def correct_all(self, recording: BankRecording, handles: list[Handle], readout: Readout) -> Tensor:
+        """In the place of `calibrate.correct_all`."""
+        return torch.stack([self.correct(recording, h, readout) for h in handles])
+
     def _role(self, handle: Handle) -> str:
         edit = handle.edits[0]
         if edit.frame.kind == "random":
@@ -122,10 +126,11 @@ class Court:
             return {"no-edit": right_on(recording.bank, 0.0), "copy-source": right_on(recording.bank, script.copied)}
 
         with self.patched.context() as m:
-            for module in (verdict, controls):
+            for module in (bench, controls, verdict):
                 m.setattr(module, "correct", script.correct)
+            m.setattr(bench, "correct_all", script.correct_all)
             m.setattr(verdict, "read_from_used", rebuilt)
-            m.setattr(verdict, "controls", simple)
+            m.setattr(bench, "controls", simple)
             return judge(
                 handle,
                 self.sensitivity,

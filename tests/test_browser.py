@@ -127,7 +127,7 @@ def test_it_prints(browser, report):
 
 
 def test_a_result_in_a_notebook_shows_the_same_charts(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 3)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
     net, _ = random_parities(1000, aligned=True)
     result = plot_ot.localize(plot_ot.MLPSubject(net), PARITIES, PARITY_ROWS, size=200)
     cell = tmp_path / "cell.html"

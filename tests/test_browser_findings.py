@@ -81,7 +81,7 @@ def localized(tmp_path_factory):
         nn.functional.cross_entropy(net(rows.float()), causal.answer(rows).long()).backward()
         optimiser.step()
     patch = pytest.MonkeyPatch()
-    patch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 3)
+    patch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
     result = plot_ot.localize(plot_ot.MLPSubject(net), causal, rows, size=300, progress=False)
     patch.undo()
     return result.save(tmp_path_factory.mktemp("own") / "localized")

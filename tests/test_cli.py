@@ -25,7 +25,7 @@ SMALL = ["--seeds", "1", "--first-seed", "1003", "--size", "100", "--strengths",
 @pytest.fixture(autouse=True)
 def cached_networks(monkeypatch):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
 
 
 def call(monkeypatch, *words: str) -> int:
@@ -189,7 +189,7 @@ def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
     assert call(monkeypatch, "list", "--json") == 0
     assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"heq", "mcqa"}
     assert call(monkeypatch, "models", "--json") == 0
-    assert {"planted-1000", "smollm2"} <= {m["name"] for m in json.loads(capsys.readouterr().out)}
+    assert {"tiny", "planted-1000", "smollm2"} <= {m["name"] for m in json.loads(capsys.readouterr().out)}
     assert call(monkeypatch, "explain", "heq", "--size", "100") == 0
     printed = capsys.readouterr().out
     assert "z_WX <- W, X" in printed

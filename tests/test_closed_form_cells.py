@@ -14,8 +14,9 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import respond
 from plot_ot.errors import PlotError
 from plot_ot.signatures import as_readout
-from plot_ot.stages.closed_form import ClosedForm, barycentric, cell_shift, cell_variables, contrastive, leading
+from plot_ot.stages.closed_form import RULES, ClosedForm, barycentric, cell_shift, cell_variables, contrastive, leading
 from plot_ot.stages.problem import Problem, State
+from plot_ot.stages.ridge import Differences
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
 READOUT = as_readout("softmax")
@@ -249,3 +250,19 @@ def test_the_stage_chooses_the_best_then_the_smallest_then_the_weakest_edit(fit,
         torch.testing.assert_close(handle.apply(problem.subject, base, source), expected, rtol=1e-4, atol=1e-5)
     assert problem.clock.parts["closed_form"] > 0
     assert problem.clock.parts["calibration"] > 0
+
+
+def test_a_place_is_taken_apart_once_for_all_variables(fit, monkeypatch):
+    """Two variables, three rules, four ridges: one factorization per place and set of known pairs."""
+    asked, plain = [], Differences.of
+    monkeypatch.setattr(Differences, "of", lambda x: asked.append(x) or plain(x))
+    places = tuple(fit.subject.places)
+    stage, state = ClosedForm(), State(dict.fromkeys(("p", "q"), places))
+    together = stage._everywhere(fit, state)
+    known = {tuple(cell_shift(fit, places[0], v, cell_variables(fit, v, r))[0].tolist()) for v in "pq" for r in RULES}
+    assert len(asked) == len(places) * len(known | {tuple(range(len(fit)))}) < len(places) * 6
+    for (variable, place), forms in together.items():
+        alone = stage.candidates(fit, place, variable)
+        assert [(f.name, f.rule) for f in forms] == [(f.name, f.rule) for f in alone]
+        for f, g in zip(forms, alone, strict=True):
+            torch.testing.assert_close(f.frame.lift(f.frame.read), g.frame.lift(g.frame.read))

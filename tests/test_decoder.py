@@ -14,8 +14,10 @@ from decoders import (
     SOURCE,
     WIDTH,
     as_answers,
+    block_list,
     network,
     plain,
+    projection,
     recorded,
     relative,
     variants,
@@ -155,6 +157,25 @@ def test_edits_at_several_places_follow_each_other(
                 assert relative(found[v, t], expected) < 1e-5
     assert relative(found[0], found[1]) > 1e-3
     assert relative(found[1], recording.base_outputs) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_the_last_block_only_the_last_token_runs_to_the_end(family: str) -> None:
+    """Its earlier tokens make keys and values, which the last one sees; nobody reads what else becomes of them."""
+    model = network(family)
+    recording = recorded(model, positions=POSITIONS)
+    subject, place = recording.subject, recording.subject.place(f"block_output.{DEPTH - 2}@third")
+    activation = variants(recording, place)
+    rows: list[int] = []
+    hook = projection(block_list(model)[-1]).register_forward_hook(lambda _, args, __: rows.append(args[0].shape[1]))
+    with torch.no_grad():
+        expected = as_answers(whole_forwards(model, place, activation))
+        rows.clear()
+        found = subject.resume(recording.store, recording.base_rows, place, activation, {})
+    hook.remove()
+    assert relative(found, expected) < 1e-5
+    assert relative(expected[1], expected[0]) > 1e-4
+    assert set(rows) == {len(activation)}
 
 
 # -- gradients -----------------------------------------------------------------------------------------------------

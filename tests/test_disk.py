@@ -116,7 +116,7 @@ def test_a_study_on_a_full_disk_stops_with_one_line_and_continues_when_there_is_
     full_disk, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
     out = full_disk / "run"
     (full_disk / "filler").write_bytes(b"x" * 200_000)
     assert call(monkeypatch, *command("heq", out)) == 2

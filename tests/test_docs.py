@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -74,7 +75,7 @@ def page_module(tmp_path, monkeypatch) -> types.ModuleType:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr(
-        "plot_ot.judging.verdict.RANDOM_HANDLES", 5
+        "plot_ot.judging.bench.RANDOM_HANDLES", 5
     )  # a control of every result; fewer draws change no sentence
     module = types.ModuleType("documentation_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -232,6 +233,31 @@ def test_every_page_is_in_the_sites_menu():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in [*DOCS.glob("*.md"), *(DOCS / "results").glob("*.md")]:
         assert f": {page.relative_to(DOCS).as_posix()}\n" in menu, f"{named(page)} is not in mkdocs.yml"
+
+
+def test_the_menu_is_short_where_a_reader_looks():
+    """A8: nineteen results in one list, and a reference on one page."""
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for group in ("Start", "Understand", "Use", "Extend", "Results"):
+        [entries] = re.findall(rf"^  - {group}:\n((?:      .*\n)+)", menu, re.M)
+        assert 1 < len(re.findall(r"^      - ", entries, re.M)) <= 8, group
+
+
+def test_the_reference_is_cut_into_pages_that_hold_all_of_it():
+    path = ROOT / "scripts" / "split_reference.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    whole = (DOCS / "api.md").read_text(encoding="utf-8")
+    pages = module.split_reference(whole)
+    entries = re.findall(r"^::: (\S+)$", whole, re.M)
+    assert [e for page in pages.values() for e in re.findall(r"^::: (\S+)$", page, re.M)] == entries
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name, page in pages.items():
+        assert f": {name}\n" in menu, f"{name} is not in mkdocs.yml"
+        assert page.startswith("# ")
+        assert len(re.findall(r"^::: ", page, re.M)) <= 60, f"{name} has grown too long: give docs/api.md another heading"
 
 
 # -- names, warnings and errors -----------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_the_fast_subject_records_what_hooks_record(backbone):
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 3)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
 
 
 @pytest.fixture(scope="module")

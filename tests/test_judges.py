@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.banks import Bank, Power
 from plot_ot.abstract.relabelling import Relabelled
 from plot_ot.edits import Frame
 from plot_ot.engine.watching import announce, watched_by
@@ -162,6 +162,37 @@ def test_without_pairs_that_change_there_is_no_shuffled_control(bench):
     assert stage.seen == []
 
 
+def test_what_is_refused_or_said_beforehand_is_not_searched_for_again(bench, monkeypatch):
+    """Only variables whose answer is open are searched for on shuffled values; the others stay beside them."""
+    handles = {"p": bench.known.handles["p"], "q": bench.idle("q")}
+    stage = Give(handles)
+    method = Method("given", "", (stage,))
+    p, q = bench.judge(controls="full").verdicts(method, State({}, handles=handles), doing_nothing(bench))
+    assert p.gate(SHUFFLED).holds
+    assert q.status is Status.ABSENT
+    assert not {SHUFFLED, FRESH} & {gate.name for gate in q.gates}
+    assert [(problem.variables, problem.beside) for problem, _ in stage.seen] == 2 * [(("p",), ("q",))]
+    assert all(list(places) == ["p"] for _, places in stage.seen)
+    # random handles are found for what is not said beforehand
+    beforehand = judges.said_beforehand
+
+    def output(variable: str, *of: Any) -> Verdict | None:
+        return Verdict("q", Status.OUTPUT, "", {}) if variable == "q" else beforehand(variable, *of)
+
+    monkeypatch.setattr(judges, "said_beforehand", output)
+    asked = Give({v: bench.idle(v) for v in "pq"})
+    bench.judge()._random_handle(lambda _: Method("random", "", (asked,)), "p", 0)
+    assert [(problem.variables, problem.beside) for problem, _ in asked.seen] == [(("p",), ("q",))]
+
+
+def test_handles_that_went_different_ways_are_searched_for_apart(bench):
+    handles = {v: replace(h, chosen={"stage": 0, "ways": (k,)}) for k, (v, h) in enumerate(bench.known.handles.items())}
+    stage = Give(handles)
+    found = bench.judge().verdicts(Method("given", "", (stage,)), State({}, handles=handles), doing_nothing(bench))
+    assert [problem.variables for problem, _ in stage.seen] == [("p",), ("q",)]
+    assert all(v.gate(SHUFFLED).holds for v in found)
+
+
 # -- a network with fresh weights -------------------------------------------------------------------------------------
 
 
@@ -262,6 +293,21 @@ def test_random_handles_are_found_once_for_all_methods_and_variables(bench):
     handle = judge._random_handle(doing_nothing(bench, asked), "q", 7)
     assert handle.variable == "q"
     assert asked == list(range(8))
+
+
+def test_random_handles_are_searched_for_judged_variables_only(bench, monkeypatch):
+    power = Bank.power
+
+    def q_is_the_output(bank: Bank, variable: str) -> Power:
+        found = power(bank, variable)
+        return replace(found, against_source=0) if variable == "q" else found
+
+    monkeypatch.setattr(Bank, "power", q_is_the_output)
+    method, _, state = given(bench)
+    searched = Give({v: bench.idle(v) for v in "pq"})
+    found = bench.judge().verdicts(method, state, lambda k: Method("random", "", (searched,)))
+    assert {v.variable: v.status is Status.OUTPUT for v in found} == {"p": False, "q": True}
+    assert {problem.variables for problem, _ in searched.seen} == {("p",)}
 
 
 def test_seconds_count_every_control_of_every_method(bench, monkeypatch):

@@ -110,7 +110,7 @@ def test_the_command_itself_killed_when_its_first_unit_appears_ends_the_same(ref
     words = [
         sys.executable,
         "-c",
-        "from plot_ot import cli; from plot_ot.judging import verdict; verdict.RANDOM_HANDLES = 2; cli.main()",
+        "from plot_ot import cli; from plot_ot.judging import bench; bench.RANDOM_HANDLES = 2; cli.main()",
     ]
     running = subprocess.Popen([*words, *command("heq", out)], env=environment)
     while not (out / "units").exists():

@@ -15,6 +15,7 @@ from plot_ot.files.run_reading import read_run
 from plot_ot.judging.status import Status
 from plot_ot.stages.choose import SelectPlaces, TrainDas
 from plot_ot.studies.study import Study
+from plot_ot.subjects.decoder.recording import record_prompts
 from plot_ot.tasks import IndirectObject, MultipleChoice
 from plot_ot.tasks.language import RESOLUTIONS, SUBSPACES, scaled
 from plot_ot.tasks.text_data import Sizes
@@ -77,6 +78,19 @@ def test_the_filter_lets_through_what_the_net_answers(task):
     expected = [lm.tokenizer.decode([t]) == task.data.LETTERS[a] for t, a in zip(said, letters, strict=True)]
     assert right.tolist() == expected
     assert right.double().mean() > 0.95
+
+
+def test_no_prompt_runs_twice_to_be_filtered_and_recorded(monkeypatch):
+    ran: list[torch.Tensor] = []
+
+    def counted(subject, inputs, *rest):
+        ran.append(inputs)
+        return record_prompts(subject, inputs, *rest)
+
+    monkeypatch.setattr("plot_ot.subjects.decoder.subject.record_prompts", counted)
+    Study(MultipleChoice(sizes=Sizes(16, 8, 8, 8)).prepare(SEED, Path()))
+    prompts = torch.cat([rows for rows in ran if rows.shape[1] > 1])  # one token alone is the subject's own trial
+    assert len(prompts) == len(prompts.unique(dim=0)) > 64
 
 
 @pytest.mark.parametrize("method", [*SEVEN, "plot-support-das", "plot-closed-form"])

@@ -24,7 +24,7 @@ ROWS = torch.cartesian_prod(*[torch.arange(2)] * 8)
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 5)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 5)
 
 
 def parity_net(first: str, second: str, bystanders: int = 12) -> nn.Sequential:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import plot_ot
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.engine import InProcess, record_shared
 from plot_ot.engine.growing import GrowingRecording
@@ -100,11 +101,11 @@ def test_an_input_keeps_its_split_and_is_asked_once():
         asked.extend(map(tuple, rows.tolist()))
         return rows[:, 0] == 0  # half of all rows
 
-    banks = GrowingBanks(HYPOTHESIS, ROWS, right, torch.Generator().manual_seed(1000))
+    banks = GrowingBanks(HYPOTHESIS, ROWS, Admission(right), torch.Generator().manual_seed(1000))
     banks.grow(60)
     assert 60 <= len(banks.rows) < 120
     assert not banks.exhausted
-    assert "more were not needed" in banks.said
+    assert "more were not needed" in banks.notes[0]
     first = banks.draw((20, 20, 40))
     before = len(asked)
     banks.grow(60)
@@ -125,7 +126,8 @@ def test_an_input_keeps_its_split_and_is_asked_once():
 
 
 def test_a_network_that_is_right_too_seldom_is_refused_after_all_inputs():
-    banks = GrowingBanks(HYPOTHESIS, ROWS, lambda rows: torch.zeros(len(rows), dtype=torch.bool), torch.Generator())
+    nothing = Admission(lambda rows: torch.zeros(len(rows), dtype=torch.bool))
+    banks = GrowingBanks(HYPOTHESIS, ROWS, nothing, torch.Generator())
     with pytest.raises(plot_ot.PlotError, match=f"answers 0 of {len(ROWS)} distinct inputs"):
         banks.grow(60)
 
@@ -160,7 +162,7 @@ def test_what_was_recorded_in_portions_is_what_one_recording_has():
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 5)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 5)
 
 
 def counted(subject, monkeypatch, name="record_part"):

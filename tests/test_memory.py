@@ -464,7 +464,7 @@ def test_the_manifest_of_a_run_says_that_chunks_were_halved(tmp_path, monkeypatc
         return resume(self, store, rows, start, activation, later)
 
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
     for name in ("plenty", "little"):
         monkeypatch.setattr(sys, "argv", ["plot-ot", *command("heq", tmp_path / name)])
         _main()

@@ -331,3 +331,191 @@ def test_strange_positions_are_refused(options, said):
 
 def test_tokens_without_places_are_refused():
     assert_refused(lambda: plot_ot.load_subject("tiny", tokens=3), ["goes with the `places`"])
+
+
+# -- inputs, heads, residuals in the middle of a block ---------------------------------------------------------------
+
+TOKENS, WIDE, HEADS = 3, 8, 4
+
+
+class Attention(nn.Module):
+    """Causal attention as people write it: the heads meet in the output projection's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDE, 3 * WIDE), nn.Linear(WIDE, WIDE)
+
+    def heads(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return mixed.transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.heads(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln1, self.ln2, self.attn = nn.LayerNorm(WIDE), nn.LayerNorm(WIDE), Attention()
+        self.mlp = nn.Sequential(nn.Linear(WIDE, 16), nn.GELU(), nn.Linear(16, WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(input=self.ln2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1000)
+        self.blocks, self.read = nn.ModuleList([Block(), Block()]), nn.Linear(WIDE, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.read(x[:, -1])
+
+
+MIDDLE = "blocks.0:input + blocks.0.attn"
+
+
+def by_hand(net: Transformer, x: Tensor, at: int, change: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The first block written out, with what is changed at one token; what stood there."""
+    found: dict[str, Tensor] = {}
+
+    def place(name: str, h: Tensor, columns: slice = slice(None)) -> Tensor:
+        found[name] = h[:, at, columns].clone()
+        if name not in change:
+            return h
+        h = h.clone()
+        h[:, at, columns] = change[name]
+        return h
+
+    block = net.blocks[0]
+    heads = place("head", block.attn.heads(block.ln1(x)), slice(4, 6))
+    middle = place("middle", x + block.attn.out(heads))
+    into = place("mlp", block.ln2(middle))
+    return net.read(net.blocks[1](middle + block.mlp(into))[:, -1]), found
+
+
+@pytest.mark.parametrize("at", range(TOKENS))
+def test_inputs_heads_and_the_residual_in_mid_block_need_no_wrapper_modules(at: int) -> None:
+    net = Transformer().eval()
+    places = {"head": "blocks.0.attn.out:input[2/4]", "middle": MIDDLE, "mlp": "blocks.0.mlp:input"}
+    subject = plot_ot.load_subject(net, places=places, example=rand(0, 1, TOKENS, WIDE), position=at)
+    assert [(p.name, p.width) for p in subject.places] == [("head", 2), ("middle", WIDE), ("mlp", WIDE)]
+    rows = rand(1, 6, TOKENS, WIDE)
+    store, index = subject.record(rows), torch.arange(6)
+    with torch.no_grad():
+        plain, found = by_hand(net, rows, at, {})
+        assert torch.allclose(store.outputs, plain, atol=1e-5)
+        for place in subject.places:
+            assert torch.allclose(store.activations[place.name], found[place.name], atol=1e-5)
+            new = rand(2, 6, place.width)
+            expected, _ = by_hand(net, rows, at, {place.name: new})
+            edited = subject.resume(store, index, place, new.unsqueeze(0), {})[0]
+            assert torch.allclose(edited, expected, atol=1e-5), place.name
+            assert not torch.allclose(edited, plain, atol=1e-3)
+        both = {"head": rand(3, 6, 2), "middle": rand(4, 6, WIDE)}
+        expected, _ = by_hand(net, rows, at, both)
+        later = {"middle": lambda a: both["middle"].expand_as(a)}
+        edited = subject.resume(store, index, subject.place("head"), both["head"].unsqueeze(0), later)[0]
+        assert torch.allclose(edited, expected, atol=1e-5)
+
+
+def test_the_residual_in_mid_block_is_also_what_the_norm_after_it_is_given() -> None:
+    """But editing the norm's input alone would leave the way around it as it was."""
+    net, rows = Transformer().eval(), rand(5, 4, TOKENS, WIDE)
+    both = plot_ot.load_subject(net, places=[MIDDLE, "blocks.0.ln2:input"], example=rows[:1], position=TOKENS - 1)
+    store = both.record(rows)
+    middle, into = (store.activations[p.name] for p in both.places)
+    assert torch.allclose(middle, into, atol=1e-6)
+    new = rand(6, 1, 4, WIDE)
+    one, two = (both.resume(store, torch.arange(4), p, new, {}) for p in both.places)
+    assert not torch.allclose(one, two, atol=1e-3)
+
+
+def test_a_sum_adds_up_what_other_places_have_rewritten() -> None:
+    net, rows = Transformer().eval(), rand(7, 4, TOKENS, WIDE)
+    after = "blocks.1:input + blocks.1.attn"
+    subject = plot_ot.load_subject(net, places=[after, "blocks.0"], example=rows[:1])
+    store, new = subject.record(rows), rand(8, 1, 4, TOKENS * WIDE)
+    seen: list[Tensor] = []
+
+    def look(a: Tensor) -> Tensor:
+        seen.append(a.clone())
+        return a
+
+    with torch.no_grad():
+        subject.resume(store, torch.arange(4), subject.place("blocks.0"), new, {after: look})
+        x = new[0].unflatten(-1, (TOKENS, WIDE))
+        expected = x + net.blocks[1].attn(net.blocks[1].ln1(x))
+    assert torch.allclose(seen[0][0], expected.flatten(1), atol=1e-5)
+
+
+def test_several_tokens_are_one_place_by_a_slice() -> None:
+    net, rows = Transformer().eval(), rand(9, 5, TOKENS, WIDE)
+    subject = plot_ot.load_subject(net, places=["blocks.0"], example=rows[:1], position=slice(1, 3))
+    [place] = subject.places
+    assert place.width == 2 * WIDE
+    store = subject.record(rows)
+    assert torch.allclose(store.activations["blocks.0"], net.blocks[0](rows)[:, 1:3].flatten(1))
+    new = rand(10, 1, 5, 2 * WIDE)
+    edited = subject.resume(store, torch.arange(5), place, new, {})[0]
+    x = net.blocks[0](rows).clone()
+    x[:, 1:3] = new[0].unflatten(-1, (2, WIDE))
+    assert torch.allclose(edited, net.read(net.blocks[1](x)[:, -1]), atol=1e-5)
+
+
+def test_a_live_handle_edits_a_head_and_a_mid_block_residual() -> None:
+    net, rows = Transformer().eval(), rand(11, 2, TOKENS, WIDE)
+    places = {"head": "blocks.0.attn.out:input[2/4]", "middle": MIDDLE}
+    subject = plot_ot.load_subject(net, places=places, example=rows[:1], tokens=TOKENS)
+    edits = [plot_ot.Edit(subject.place(n), plot_ot.Frame.identity(w), torch.ones(w)) for n, w in (("head@2", 2), ("middle@1", 8))]
+    handle = plot_ot.Handle("z", tuple(edits), subject.identity())
+    expected = handle.apply(subject, rows[:1], rows[1:])
+    with handle.on(subject, rows[1:]), torch.no_grad():
+        assert torch.allclose(net(rows[:1]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("blocks.1.mlp:inputs", ["blocks.1.mlp", ":input"]),
+        ("blocks.1.mpl:input", ["submodule", "blocks.1.mpl", "Did you mean"]),
+        ("blocks.1.mlp:input[0:9]", ["8 columns", "[0:9]"]),
+        ("blocks.1.mlp:input[4/4]", ["[4/4]", "equal parts"]),
+        ("blocks.1.mlp:input[0/3]", ["8 columns", "[0/3]"]),
+        ("blocks.1.attn + blocks.1:input", ["sum", "not there yet", "last"]),
+        ("blocks.1:input + blocks.1.mlp.0", ["sum", "(1, 3, 16)", "(1, 3, 8)"]),
+        ("blocks.1:input + ", ["submodule"]),
+        ("read:input[0:4]#2", ["submodule"]),
+    ],
+)
+def test_taps_that_cannot_be_meant_are_refused(path: str, said: list[str]) -> None:
+    example = rand(0, 1, TOKENS, WIDE)
+    assert_refused(lambda: plot_ot.load_subject(Transformer(), places=[path], example=example), said)
+
+
+def test_heads_of_a_fused_attention_are_named_in_the_refusal() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix(x, x, x)[0][:, -1]
+
+    place = "mix.out_proj:input[0/2]"
+    example = rand(0, 1, 3, 8)
+    assert_refused(lambda: plot_ot.load_subject(Fused(), places=[place], example=example), ["never ran", "MultiheadAttention"])
+
+
+def test_pyvene_has_no_name_for_inputs_and_sums() -> None:
+    from plot_ot.exchange.components import component
+
+    rows = rand(0, 1, TOKENS, WIDE)
+    for place in (MIDDLE, "blocks.1.mlp:input", "blocks.1.attn[0/4]"):
+        subject = plot_ot.load_subject(Transformer(), places=[place], example=rows, position=0)
+        assert_refused(lambda s=subject: component(s, s.places[0]), ["pyvene cannot address", "sums"])

@@ -28,7 +28,7 @@ from plot_ot.stages.gauss_newton import DIRECT, Coordinates, Normal, Rest, minim
 from plot_ot.stages.maps import Map, Metric, Whitened
 from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
 from plot_ot.stages.newton import NewtonHandles
-from plot_ot.stages.priors import edit_of, leading_directions, prior_map
+from plot_ot.stages.priors import edit_of, leading_directions, prior_maps
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
@@ -60,10 +60,9 @@ def problem_of(
     for place in at:
         difference = recorded.source_at(place) - recorded.base_at(place)
         states = recorded.store.activations[place.name]
-        natural = shrunk_covariance(states - states.mean(dim=0))
+        natural = torch.linalg.cholesky(shrunk_covariance(states - states.mean(dim=0)))
         shift = difference * recorded.bank.changed["A"].double()[:, None]
-        prior = prior_map(place, "pairs", ridge, natural, difference, shift, weights)
-        assert prior is not None
+        [prior] = prior_maps(place, "pairs", (ridge,), natural, difference, shift, weights)
         starts.append(Whitened.of(prior.start, prior.metric))
     rest = Rest.of(recorded, at[::-1], recorded.bank.labels["A"], weights, readout, batch=17)
     return rest, Coordinates(tuple(starts))
@@ -242,7 +241,8 @@ def test_whitened_coordinates_make_the_prior_a_sum_of_squares():
 
 
 def test_a_map_by_singular_values_is_the_same_map():
-    metric = Metric.of(torch.diag(rand(1, 5).square().double() + 0.1), torch.diag(rand(2, 5).square().double() + 0.1))
+    roots = [torch.linalg.cholesky(torch.diag(rand(seed, 5).square().double() + 0.1)) for seed in (1, 2)]
+    metric = Metric(*roots)
     _, coordinates = problem_of(recording(NET))
     [m] = coordinates.maps(rand(4, *coordinates.zero.shape, dtype=torch.float64))
     again = metric.factored(m, 0.0)
@@ -263,9 +263,8 @@ def test_a_wide_state_needs_no_matrix_of_its_unknowns():
     assert end.objective < end.history[0]
     place, weights = recorded.subject.places[0], pair_weights(recorded, "A", "balanced")
     states = recorded.store.activations[place.name]
-    natural = shrunk_covariance(states - states.mean(dim=0))
-    prior = prior_map(place, "pairs", 0.1, natural, rest.difference, rest.difference, rest.weights)
-    assert prior is not None
+    natural = torch.linalg.cholesky(shrunk_covariance(states - states.mean(dim=0)))
+    [prior] = prior_maps(place, "pairs", (0.1,), natural, rest.difference, rest.difference, rest.weights)
     basis = leading_directions(prior, rest, 8)
     torch.testing.assert_close(basis.T @ basis, torch.eye(8, dtype=torch.float64))
     inside = Coordinates((Whitened.of(prior.start, prior.metric, basis),))

@@ -46,7 +46,7 @@ def cache(tmp_path, monkeypatch):
     folder.mkdir()
     shutil.copy(DATA / "heq-1003.safetensors", folder)
     monkeypatch.setenv("PLOT_OT_CACHE", str(folder))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
     return folder
 
 
@@ -131,7 +131,7 @@ def test_f05_a_method_of_the_same_name_with_other_settings_is_refused(cache, tmp
 
 
 def test_f06_a_result_of_another_network_is_not_saved_over_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
     net, other = parity_net("ab", "cd"), parity_net("ab", "cd", bystanders=11)
     found = [
         plot_ot.localize(plot_ot.MLPSubject(n), HYPOTHESIS, ROWS, size=60, method="plot-layered") for n in (net, other)
@@ -293,7 +293,7 @@ def test_f05_a_run_killed_while_it_was_set_aside_can_be_begun(tmp_path):
 @pytest.mark.parametrize("other", [{"readout": "logits"}, {"controls": "full"}])
 def test_f06_results_of_other_readouts_or_controls_are_not_one_table(tmp_path, monkeypatch, other):
     """A sibling: two methods of one directory could be judged by different rules."""
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
     subject, once = plot_ot.MLPSubject(parity_net("ab", "cd")), Search((1,), (1.0,))
     for k, options in enumerate(({}, other)):
         mine = Method(f"m{k}", "", (Localize((blocks(2),)), Calibrate(once)))
@@ -335,7 +335,7 @@ def test_f11_any_name_of_a_method_has_a_file_of_its_own_inside_the_run(tmp_path,
 
 @pytest.mark.parametrize("name", ["controls", "failed", "epsilon-sweep"])
 def test_f11_a_method_that_is_named_like_another_part_of_a_run_is_refused(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
     mine = Method(name, "", (Localize((blocks(2),)), Calibrate(Search((1,), (1.0,)))))
     result = plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, size=60, method=mine)
     with pytest.raises(PlotError, match="cannot be called"):

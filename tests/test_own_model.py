@@ -22,7 +22,7 @@ FIRST, LAST = WORDS[:12], WORDS[20:32]
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 3)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
 
 
 def word_tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pkgutil
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,12 +18,17 @@ import pytest
 import torch
 
 import decoders
+import plot_ot
 from plot_ot import cli, stages
 from plot_ot.abstract.banks import Splits
+from plot_ot.abstract.splitting import from_inputs
 from plot_ot.cli.estimates import _clock
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
+from plot_ot.localizing import read_given
 from plot_ot.methods import Method, progressive
+from plot_ot.models.tiny import load_tiny
+from plot_ot.models.vocabulary import COLOURS
 from plot_ot.planner import (
     MACHINES,
     PRESETS,
@@ -43,7 +49,7 @@ from plot_ot.planner import (
 from plot_ot.planner.costs import UNIT, Cost
 from plot_ot.planner.scene import Unloaded
 from plot_ot.signatures import as_readout
-from plot_ot.sites import blocks
+from plot_ot.sites import blocks, whole_places
 from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
 from plot_ot.stages.calibrate import Search, correct
 from plot_ot.stages.choose import Calibrate, TrainDas
@@ -52,10 +58,10 @@ from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.masks import MaskSpec, TrainMask
 from plot_ot.stages.prefilter import Prefilter
-from plot_ot.stages.problem import Clock, Stage, State
+from plot_ot.stages.problem import Clock, Problem, Stage, State
 from plot_ot.studies.prepared import Prepared
 from plot_ot.studies.study import Study
-from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject
+from plot_ot.subjects import DecoderSubject, SequentialSubject, Subject, record
 from plot_ot.subjects.decoder.vectors import Joined, Spilled
 from plot_ot.tasks import TASKS, BinaryAddition, HierarchicalEquality, MultipleChoice
 from plot_ot.tasks.planning import language_scene, language_shape
@@ -375,6 +381,41 @@ def test_tokens_are_localized_as_planned(task, depth, request, monkeypatch):
     assert ahead.not_counted == []
     planned = sum(p.responses * scene.shape.left(p.place) for p in ahead.passes)
     assert planned == sum(seen.forward.values()) > 0
+
+
+def test_edits_at_earlier_tokens_run_as_many_block_tokens_as_planned(monkeypatch):
+    """Tokens from the edit to the end, of the last block only the last; sources that begin alike are one."""
+    h = plot_ot.Hypothesis(template="{a} is {b} . {c} is {d} .", positions={"first": "{a}", "second": "{c}"})
+    words = list(COLOURS)[:6]
+
+    @h.variable
+    def said(b):
+        return b
+
+    @h.output
+    def answer(said):
+        return said
+
+    g = random.Random(1000)
+    rows = [dict(zip("abcd", g.choices(words, k=4), strict=True)) for _ in range(80)]
+    given = read_given(h, rows)  # knows the answers, which the subject asks for
+    model, tokenizer = load_tiny("plain-1000")
+    subject = plot_ot.load_subject(model, h, tokenizer=tokenizer)
+    everything = lambda rows: torch.ones(len(rows), dtype=torch.bool)  # noqa: E731
+    splits, _ = from_inputs(h.causal, given, everything, 30, torch.Generator().manual_seed(0))
+    fit, calibration = record(subject, splits.fit, splits.calibration)
+    problem = Problem(subject, fit, calibration, splits.fit.variables, as_readout("logits"), 0)
+    scene = Scene.of_subject(subject, splits, 6)
+    stage = Localize((whole_places,), coupling="place")
+    with watching(subject, scene.shape, monkeypatch) as seen:
+        stage(problem, State.start(problem))
+    planned = predict(Method("one", "", (stage,)), scene, CPU)
+    assert planned.parts["signatures"].forward == pytest.approx(sum(seen.forward.values()), rel=0.02)
+    early, late = (scene.through(subject.place(f"block_output.0{at}")) for at in ("@first", ""))
+    assert (early, late) == (4 * 8 + 1, 5)
+    assert scene.classes(fit, [subject.place("block_output.0@first")]) < scene.classes(
+        fit, [subject.place("block_output.0")]
+    )
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------

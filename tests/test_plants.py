@@ -89,7 +89,7 @@ def test_tokens_are_as_near_as_their_nearest_state_and_the_right_one_comes_first
 
 @pytest.fixture
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 4)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 4)
 
 
 @pytest.mark.parametrize("kind", KNOWN)

@@ -31,7 +31,7 @@ SMALL = {"size": 40, "strengths": "units"}
 @pytest.fixture(autouse=True)
 def cached_networks(monkeypatch):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
 
 
 def lasting(results: dict) -> dict:

@@ -31,7 +31,7 @@ ESCAPES = "\x1b[31mred\x1b]0;title\x07\u202e\x9b5n"
 @pytest.fixture(autouse=True)
 def cached_networks(monkeypatch):
     monkeypatch.setenv("PLOT_OT_CACHE", str(DATA))
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 2)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 2)
 
 
 def call(monkeypatch, *words: str) -> int:

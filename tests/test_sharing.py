@@ -184,6 +184,13 @@ def test_the_matrix_is_what_the_edit_does(kind: str) -> None:
     moved = a + (source - a) @ edit.matrix().T.float()
     assert torch.allclose(edit.swapping(source)(a), moved, atol=1e-5)
     assert edit.matrix().dtype == torch.float64
+    values, m = edit.singular_values(), edit.matrix()
+    assert torch.allclose(values[:3], torch.linalg.svdvals(m)[:3])
+    for side, dim in (("written", 1), ("read", 0)):
+        share = m.square().sum(dim=dim) / m.square().sum()
+        for k, found in edit.neurons(6, side=side):
+            assert found == pytest.approx(float(share[k]))
+        assert [k for k, _ in edit.neurons(2, side=side)] == share.argsort(descending=True, stable=True)[:2].tolist()
 
 
 def test_an_edit_through_an_encoder_is_no_matrix() -> None:
@@ -193,21 +200,31 @@ def test_an_edit_through_an_encoder_is_no_matrix() -> None:
     edit = Edit(place, frame, torch.ones(2))
     with pytest.raises(PlotError, match="nonlinear encoder"):
         edit.matrix()
+    for look in (edit.singular_values, edit.neurons):
+        with pytest.raises(PlotError, match="nonlinear encoder"):
+            look()
     assert "2 features of a sparse autoencoder" in edit.describe()
 
 
 def test_a_handle_says_what_it_does() -> None:
     subject = network()
     place = subject.places[0]
-    told = example(subject, layer=1, calibration_score=0.96875, surface=[1, 2]).describe()
+    handle = example(subject, layer=1, calibration_score=0.96875, surface=[1, 2])
+    told, [edit] = handle.describe(), handle.edits
+    squares = edit.matrix().square().sum(dim=1)
+    shares = squares / squares.sum()
+    named = ", ".join(f"{k} ({shares[k]:.0%})" for k in shares.argsort(descending=True).tolist()[:5])
     assert told.splitlines() == [
         f"carry: 2 directions in network {subject.identity()}",
-        f"  {place.name}: 2 directions of 6 (orthonormal), strengths 0.5 to 1",
+        f"  {place.name}: 2 directions of 6 (orthonormal), strengths 0.5 to 1; rank 2, largest factor 1, norm 1.12; "
+        f"read and written most at neurons {named}",
         "  can be set to low, high",
         "  chosen: layer 1, calibration_score 0.9688",
     ]
     whole = Edit(place, Frame.identity(6), torch.ones(6))
     assert whole.describe() == f"{place.name}: all 6 neurons, strength 1"
     one = Edit(place, Frame.identity(6), torch.eye(6)[2])
-    assert one.describe() == f"{place.name}: 1 neuron of 6, strength 1"
+    assert one.describe() == f"{place.name}: 1 neuron of 6, strength 1 (neuron 2)"
+    some = Edit(place, Frame.identity(6), torch.tensor([1.0, 1, 0, 1, 1, 0]))
+    assert some.describe() == f"{place.name}: 4 neurons of 6, strength 1 (neurons 0-1, 3-4)"
     assert Edit(place, Frame.identity(6), torch.zeros(6)).describe() == f"{place.name}: nothing is taken"

@@ -53,8 +53,8 @@ import gc, json, os, sys, time
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from plot_ot.judging import verdict
-verdict.RANDOM_HANDLES = 2
+from plot_ot.judging import bench
+bench.RANDOM_HANDLES = 2
 from plot_ot.files.run_directory import RunDirectory
 from plot_ot.studies.study import Study
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality, MultipleChoice

@@ -1,5 +1,7 @@
 """The embedded tiny language models hold what their descriptions say: checked with hooks written here."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from refusals import assert_refused
 
 transformers = pytest.importorskip("transformers")
 
-from plot_ot.models import tiny  # noqa: E402
+from plot_ot.models import available, folders, tiny  # noqa: E402
 from plot_ot.models.tiny import ASSETS, TINY, build_tokenizer, describe_tiny, load_tiny  # noqa: E402
 
 CAUSAL = causal_model()
@@ -146,6 +148,23 @@ def test_banks_can_be_drawn_with_a_tiny_net() -> None:
 
     drawn = draw_splits(1000, right)
     assert min(rate for split in drawn.pass_rates.values() for rate in split.values()) > 0.95
+
+
+def test_a_net_that_the_wheel_leaves_out_is_found_in_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel holds one net of each kind (C2); the others come from a source tree or from the cache."""
+    monkeypatch.setattr(folders, "SOURCE_TREE", tmp_path / "site-packages")
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
+    assert {m.name: m.state for m in available()}["plain-1001"] == "in the sdist"
+    assert_refused(lambda: load_tiny("plain-1001"), ["plain-1001", "not installed", "models/tiny", str(tmp_path)])
+    shutil.copytree(Path(__file__).parents[1] / "models" / "tiny", tmp_path / "cache" / "models" / "tiny")
+    assert load_tiny("plain-1001")[0].config.num_hidden_layers == 6
+    assert {m.name: m.state for m in available()}["plain-1001"] == "ready"
+
+
+def test_tiny_is_the_first_of_them() -> None:
+    pairs = zip(load_tiny("tiny")[0].parameters(), load_tiny("planted-1000")[0].parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert [m.name for m in available()][:2] == ["tiny", "planted-1000"]
 
 
 def test_an_unknown_net_is_refused() -> None:

@@ -11,7 +11,8 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.errors import PlotError
 from plot_ot.judging.controls import Score
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import RANDOM_AT_ONCE, RANDOM_HANDLES, SUBSPACES, Verdict, _wanted
+from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES
+from plot_ot.judging.verdict import SUBSPACES, Verdict, _wanted
 from scripted import CAUSAL, Court, Script, court
 
 ABSENT, PLACED, COMPACT, IN_PART = Status.ABSENT, Status.PLACED, Status.COMPACT, Status.IN_PART
@@ -194,10 +195,16 @@ def test_random_handles_are_drawn_until_their_gates_answer(bench):
     assert once == list(range(5))  # never fewer, although one would do
     assert verdict.evidence["random_handles"] == 5
     assert "5 random handles" in verdict.gate(BETTER).sentence
-    open_to_the_end, verdict = drawn(bench, random=0.95)
+    open_to_the_end, verdict = drawn(bench, random=4 * [1.0, 1.0, 1.0, 0.0, 1.0])
     assert open_to_the_end == list(range(20))
     assert verdict.evidence["random_handles"] == 20
     assert verdict.status is UNDECIDED
+    alike, verdict = drawn(bench, random=0.95)  # all alike: the pairs are too few, more handles would not tell
+    assert alike == list(range(5))
+    assert verdict.status is UNDECIDED
+    refused, verdict = drawn(bench, copied=0.97, random=4 * [1.0, 1.0, 1.0, 0.0, 1.0])  # the answer is no without them
+    assert refused == list(range(5))
+    assert verdict.status is ABSENT
     lost, verdict = drawn(bench, random=1.0)
     assert lost == list(range(5))
     assert verdict.status is ABSENT

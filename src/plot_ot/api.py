@@ -12,17 +12,19 @@ from typing import Any, Literal, overload
 from torch import Tensor, nn
 
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.abstract.positions import NamedTokens
 from plot_ot.engine import Engine
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.files.run_reading import Reading
 from plot_ot.localizing import METHODS as METHODS
-from plot_ot.localizing import Question, answer, answer_early, pairs_per_bank, read_given
+from plot_ot.localizing import Question, answer, answer_early, chosen_filter, pairs_per_bank, read_given
 from plot_ot.methods import Method
 from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import TINY, load_tiny
+from plot_ot.models.tiny import is_tiny, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.studies import running
@@ -31,6 +33,7 @@ from plot_ot.studies.task import Task
 from plot_ot.subjects import MLPSubject, ModuleSubject, SequentialSubject, Subject
 from plot_ot.subjects.causal_subject import CausalSubject
 from plot_ot.subjects.decoder.subject import DecoderSubject
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.tasks import TASKS
 
 Places = Mapping[str, str] | Sequence[str]
@@ -126,8 +129,8 @@ def load_subject(
                 "submodules) and an `example` input row."
             )
         loaded = LanguageModel.live(model, tokenizer)
-    elif str(model) == "tiny" or str(model) in TINY:
-        loaded = LanguageModel.live(*load_tiny(next(iter(TINY)) if str(model) == "tiny" else str(model)))
+    elif is_tiny(model):
+        loaded = LanguageModel.live(*load_tiny(str(model)))
     else:
         loaded = resolve(model, adapter, **options)
     loaded = replace(loaded, loading=time.perf_counter() - start)
@@ -138,12 +141,14 @@ def load_subject(
     return bind(loaded, hypothesis, **bound)
 
 
-def bind(model: LanguageModel, hypothesis: Hypothesis, **options: Any) -> DecoderSubject:
+def bind(
+    model: LanguageModel, hypothesis: Hypothesis, named: NamedTokens | None = None, **options: Any
+) -> DecoderSubject:
     """A language model with a hypothesis' prompts, answers and named tokens."""
     answers = hypothesis.answer_tokens(model.tokenizer)
-    positions = hypothesis.token_positions(model.tokenizer)
+    named = named or hypothesis.named_tokens(model.tokenizer)
     encode = hypothesis.encoder(model.tokenizer, model.bos)
-    return DecoderSubject(model.model, encode, answers, positions=positions, **options)
+    return DecoderSubject(model.model, encode, answers, positions=named.functions(), spans=named.sizes, **options)
 
 
 def localize(
@@ -155,6 +160,8 @@ def localize(
     readout: str | Readout | None = None,
     size: int | None = None,
     budget: int | Literal["auto"] | None = None,
+    filter: Literal["vocabulary", "candidates", "none"] | None = None,
+    hold_out: str | Sequence[str] | None = None,
     seed: int = 0,
     engine: Engine | None = None,
     controls: str = "standard",
@@ -165,8 +172,13 @@ def localize(
 
     `pairs` are base/source pairs: a list of (base, source) dicts, a JSONL or CSV file, a pandas or `datasets` table,
     a tuple (base, source) of integer tensors, or `Splits` of your own; or only inputs (dicts, or a tensor of rows),
-    from which pairs balanced over the variables are drawn, `size` per bank. What the network does not answer as the
-    hypothesis does is left out. A half fits the couplings, a quarter calibrates the handles, a quarter tests them once.
+    from which pairs balanced over the variables are drawn, `size` per bank. A half fits the couplings, a quarter
+    calibrates the handles, a quarter tests them once. `hold_out` names inputs whose values (cities, names) must not
+    stand in two of these.
+
+    What the network does not answer as the hypothesis does is left out, by a `filter`: `vocabulary` asks for a language
+    model's own next token (its default), `candidates` for the first choice among the answers (the default of other
+    networks), `none` for nothing. The result's notes say how many inputs are answered right.
 
     `method` is `plot` (tokens, places, then what is inside; no training), `plot-das` (DAS added where it ended),
     `plot-layered` (neurons of every place), `das` (everywhere) or a `Method` of your own. For a `LanguageModel`,
@@ -183,16 +195,20 @@ def localize(
     """
     begun, waited = time.perf_counter(), {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
-    tokenizer, sources = None, {}
+    tokenizer, sources, notes = None, {}, ()
     if isinstance(subject, LanguageModel):
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError("A language model needs a Hypothesis with a template and answers, not a bare CausalModel.")
         tokenizer, sources["tokenizer"] = subject.tokenizer, subject.tokenizer_digest
         given = read_given(hypothesis, pairs)  # all values are known before the answers are checked
-        subject = bind(subject, hypothesis, **options)
+        named = hypothesis.named_tokens(tokenizer)
+        notes = *named.notes, *(["the tokenizer's chat template writes the prompts"] if hypothesis.has_chats else [])
+        subject = bind(subject, hypothesis, named, **options)
     else:
         if options:
-            unknown("option", next(iter(options)), ("method", "readout", "size", "budget", "seed"))
+            unknown(
+                "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
+            )
         given = read_given(hypothesis, pairs)
     language = subject.language
     question = Question(
@@ -207,11 +223,15 @@ def localize(
         engine,
         tokenizer,
         sources,
+        chosen_filter(filter, tokenizer),
+        HoldOut.by(hypothesis, hold_out),
+        notes,
     )
     early, pairs_each = pairs_per_bank(budget, size, 200 if language else 1000)
-    if early:
-        return answer_early(question, given, pairs_each, waited, begun, progress)
-    return answer(question, given, pairs_each, waited, begun, bool(progress))
+    with enough_threads(subject):
+        if early:
+            return answer_early(question, given, pairs_each, waited, begun, progress)
+        return answer(question, given, pairs_each, waited, begun, bool(progress))
 
 
 def run_study(

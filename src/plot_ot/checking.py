@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from plot_ot.abstract import prompts
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.banks import Bank, Power, Splits, distinct_rows, row_codes
 from plot_ot.abstract.causal_model import CausalModel, same
+from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import read_pairs
 from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
@@ -99,12 +101,19 @@ class Checkup:
                 self.problems.append(str(e))
 
 
-def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = None, strict: bool = False) -> Checkup:
+def check(
+    hypothesis: Hypothesis | CausalModel,
+    pairs: Any,
+    *,
+    tokenizer: Any = None,
+    hold_out: str | Sequence[str] | None = None,
+    strict: bool = False,
+) -> Checkup:
     """Would `localize` get what it needs? `pairs` as there: pairs or inputs, from a list, a file, a table, tensors.
 
     Labels every pair, splits them as `localize` would for a network that answers everything right, and says which
     variables change, what each bank can show, and what is missing. With a `tokenizer` also whether the answers are
-    single tokens and where the named positions are. Errors are collected as problems, or raised when `strict`.
+    single tokens and where the named positions are. `hold_out` is that of `localize`. Errors are collected as problems, or raised when `strict`.
     """
     found = Checkup(strict=strict)
     with found.part():
@@ -113,10 +122,10 @@ def check(hypothesis: Hypothesis | CausalModel, pairs: Any, *, tokenizer: Any = 
         rows, given = _read(hypothesis, pairs, found)
         found.inputs = len(distinct_rows(rows))
         with found.part():
-            _look_at_banks(found, hypothesis, causal, rows, given)
+            _look_at_banks(found, hypothesis, causal, rows, given, HoldOut.by(hypothesis, hold_out))
         if isinstance(hypothesis, Hypothesis) and hypothesis.has_prompts:
             with found.part():
-                _look_at_prompts(found, hypothesis, rows)
+                _look_at_prompts(found, hypothesis, rows, tokenizer)
             with found.part():
                 _look_at_tokens(found, hypothesis, rows, tokenizer)
         elif tokenizer is not None:
@@ -142,27 +151,33 @@ def _read(hypothesis: Hypothesis | CausalModel, pairs: Any, found: Checkup) -> t
 
 
 def _look_at_banks(
-    found: Checkup, model: Hypothesis | CausalModel, causal: CausalModel, rows: Tensor, given: Pairs | Tensor
+    found: Checkup,
+    model: Hypothesis | CausalModel,
+    causal: CausalModel,
+    rows: Tensor,
+    given: Pairs | Tensor,
+    hold_out: HoldOut | None,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     text = isinstance(model, Hypothesis) and model.has_prompts
 
-    def right(rows: Tensor) -> Tensor:
-        return torch.ones(len(rows), dtype=torch.bool)
-
+    admission = Admission(lambda rows: torch.ones(len(rows), dtype=torch.bool), who=ANYONE)
     if isinstance(given, Pairs):
         names = list(dict.fromkeys(given.family or ()))
         family = torch.tensor([names.index(f) for f in given.family]) if given.family else None
         whole = Bank.from_pairs(causal, given.base, given.source, family=family, families=names or None)
         _describe(found, model, whole)
-        splits, _ = from_pairs(causal, given, right, generator, ANYONE)
+        made = from_pairs(causal, given, admission, generator, hold_out)
+        splits = made.splits
         held_out = [splits.test[causal.variables[0], kind] for kind in ("sensitivity", "invariance")]
         parts = {"fit": [splits.fit], "calibration": [splits.calibration], "test": held_out}
         found.families |= {split: _families(*banks) for split, banks in parts.items()}
     else:
-        splits, _ = from_inputs(causal, given, right, SIZE[text], generator, ANYONE)
+        made = from_inputs(causal, given, admission, SIZE[text], generator, hold_out)
+        splits = made.splits
         found.notes.append("inputs without pairs: the pairs below are drawn as `localize` would draw them")
         _describe(found, model, splits.calibration)
+    found.notes += made.notes[1:]  # the first is about the network's answers, and there is no network here
     _look_at_power(found, causal, splits)
 
 
@@ -235,10 +250,12 @@ def _spelled(model: Hypothesis | CausalModel, answer: Any) -> str:
 # -- prompts and tokens -----------------------------------------------------------------------------------------
 
 
-def _look_at_prompts(found: Checkup, hypothesis: Hypothesis, rows: Tensor) -> None:
+def _look_at_prompts(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokenizer: Any) -> None:
     """Check that every prompt can be made, has its named positions, and means one answer."""
     distinct = distinct_rows(rows)
-    located = hypothesis.located(distinct)
+    if hypothesis.has_chats and tokenizer is None:
+        found.notes.append("the chat below is a transcript: what the model reads is written by its tokenizer")
+    located = hypothesis.located(distinct, tokenizer)
     answers = [str(hypothesis.answers[k]) for k in hypothesis.causal.answer(distinct).tolist()]
     found.example = Example(located[0][0], answers[0], located[0][1])
     known: dict[str, str] = {}
@@ -260,15 +277,22 @@ def _look_at_tokens(found: Checkup, hypothesis: Hypothesis, rows: Tensor, tokeni
     answers = hypothesis.answers
     found.tokens = {a: [tokenizer.decode([t]) for t in g] for a, g in zip(answers, groups, strict=True)}
     distinct = distinct_rows(rows)
-    for prompt in hypothesis.render(distinct[:PROMPTS_TRIED]):
+    for prompt in hypothesis.render(distinct[:PROMPTS_TRIED], tokenizer):
         silent = prompts.unreachable_answers(tokenizer, prompt, answers, groups)
         if silent:
             hint = " Remove the space at its end." if prompt[-1].isspace() else ""
+            if hypothesis.has_chats:
+                hint = " A chat's answer has no space before it: use answers that are single tokens without one."
             raise PlotError(
                 f"After the prompt {shown(prompt)} the answers {', '.join(silent)} are no single token of theirs.{hint}"
             )
-    tokens = {name: at(distinct) for name, at in hypothesis.token_positions(tokenizer).items()}
+    places = hypothesis.named_tokens(tokenizer)
+    found.notes += places.notes
+    tokens = {name: at(distinct) for name, at in places.functions().items()}
     if found.example is not None:
-        ids = hypothesis.encoder(tokenizer, None)(distinct[:1])[0][0]
-        named = {n: (int(at[0]), tokenizer.decode([int(ids[at[0]])])) for n, at in tokens.items()}
+        ids = hypothesis.encoder(tokenizer, None)(distinct[:1])[0][0].tolist()
+        named = {}
+        for name, at in tokens.items():
+            start = len(ids) + int(at[0])
+            named[name] = int(at[0]), tokenizer.decode(ids[start : start + places.sizes.get(name, 1)])
         found.example = Example(found.example.prompt, found.example.answer, found.example.positions, named)

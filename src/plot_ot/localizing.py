@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot.abstract.admission import FILTERS, Admission
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.growing import GrowingBanks
+from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
-from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
+from plot_ot.abstract.splitting import SPLITS, Made, Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine, InProcess
 from plot_ot.engine.growing import GrowingRecording
 from plot_ot.engine.watching import announce, tell
@@ -61,6 +65,11 @@ class Question:
     tokenizer: Any = None
     """Where the network answers in words: its answer is then its next token, of the whole vocabulary."""
     sources: Mapping[str, str] = field(default_factory=dict)
+    filter: str = "candidates"
+    """What an input must pass to count; see `abstract.admission.FILTERS`."""
+    hold_out: HoldOut | None = None
+    notes: tuple[str, ...] = ()
+    """What was decided about prompts and positions before any of them ran."""
 
     @property
     def causal(self) -> CausalModel:
@@ -99,22 +108,60 @@ class Question:
         if self.tokenizer is None or not isinstance(self.hypothesis, Hypothesis):
             return None
         assert isinstance(self.subject, DecoderSubject)  # noqa: S101
-        return Wording(self.hypothesis.render, self.hypothesis.answers, self.subject.watching(rest=True))
+        render = partial(self.hypothesis.render, tokenizer=self.tokenizer)
+        return Wording(render, self.hypothesis.answers, self.subject.watching(rest=True))
 
-    def right(self, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
-        """Rows that the network answers as the hypothesis does; where it answers in words, this is their recording."""
+    def run(self, rows: Int[Tensor, "rows inputs"]) -> Store:
+        """Run some inputs, to see how they are answered; where the network answers in words, this is their recording."""
         if self.tokenizer is not None and isinstance(self.subject, DecoderSubject):
-            return self.answered(self.subject.record(rows, remember=True), rows)
-        return self.answered(self.subject.record(rows, torch.zeros(0, dtype=torch.long)), rows)
+            return self.subject.record(rows, remember=True)
+        return self.subject.record(rows, torch.zeros(0, dtype=torch.long))
+
+    def admission(self, run: Callable[[Tensor], Store]) -> Admission:
+        """The filter, of inputs that are run by `run`."""
+        spoken: Counter[str] = Counter()
+
+        def right(rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
+            store = run(rows)
+            if self.tokenizer is not None:
+                tokens = store.top_token.tolist()  # type: ignore[attr-defined]
+                spoken.update(self.tokenizer.decode([t]) for t in tokens)
+            return self.answered(store, rows)
+
+        def heard() -> str:
+            often = ", ".join(f"{word!r} ({count} times)" for word, count in spoken.most_common(3))
+            return f"Most often its next token is {often}." if often else ""
+
+        return Admission(right, self.filter, filters_of(self.tokenizer), heard=heard)
 
     def answered(self, store: Store, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
         """Which recorded rows are answered as the hypothesis does."""
         labels = self.causal.answer(rows)
-        if self.tokenizer is not None and isinstance(self.hypothesis, Hypothesis):
+        if self.filter == "vocabulary" and isinstance(self.hypothesis, Hypothesis):
             said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
             return said
         outputs = store.outputs
         return self.readout.correct(outputs.unsqueeze(0), labels.to(outputs.device))[0].cpu()
+
+
+def filters_of(tokenizer: Any) -> tuple[str, ...]:
+    """The filters that a network can have: only one that answers in words has a vocabulary."""
+    return tuple(name for name in FILTERS if tokenizer is not None or name != "vocabulary")
+
+
+def chosen_filter(name: str | None, tokenizer: Any) -> str:
+    """The filter that was asked for, or the strictest that the network can have."""
+    known = filters_of(tokenizer)
+    if name is None:
+        return known[0]
+    if name == "vocabulary" and name not in known:
+        raise PlotError(
+            "filter='vocabulary' asks for a language model's own next token: give `localize` the model itself (what "
+            "`load_subject` makes without a hypothesis), or choose 'candidates' or 'none'."
+        )
+    if name not in known:
+        unknown("filter", name, known)
+    return name
 
 
 def pairs_per_bank(budget: int | Literal["auto"] | None, size: int | None, usual: int) -> tuple[bool, int]:
@@ -159,35 +206,49 @@ def answer(
     generator = torch.Generator().manual_seed(question.seed)
     with shown(progress, question.method.steps + OTHER_STEPS):
         if isinstance(given, Splits):
-            splits, said = given, "the banks are as given"
+            made = as_given(given, question.hold_out)
         else:
             announce("answers of the network")
+            admission, hold_out = question.admission(question.run), question.hold_out
             if isinstance(given, Pairs):
-                splits, said = from_pairs(question.causal, given, question.right, generator)
+                made = from_pairs(question.causal, given, admission, generator, hold_out)
             else:
-                splits, said = from_inputs(question.causal, given, question.right, size, generator)
+                made = from_inputs(question.causal, given, admission, size, generator, hold_out)
         waited["filtering"] = time.perf_counter() - begun
-        return _judged(question, splits, size, [said], waited, begun)
+        return _judged(question, made, size, waited, begun)
+
+
+def as_given(splits: Splits, hold_out: HoldOut | None) -> Made:
+    """Banks of a user's own; refused where they share what is to be held out."""
+    notes = ["the banks are as given"]
+    if hold_out is not None:
+        banks = [splits.fit], [splits.calibration], splits.test.values()
+        rows = [torch.cat([side for b in some for side in (b.base, b.source)]) for some in banks]
+        notes.append(hold_out.refuse_shared(dict(zip(SPLITS, rows, strict=True))))
+    return Made(splits, tuple(notes))
 
 
 def _judged(
     question: Question,
-    splits: Splits,
+    made: Made,
     size: int,
-    notes: Sequence[str],
     waited: dict[str, float],
     begun: float,
     recorder: Recorder | None = None,
 ) -> Result:
     """Search, test and judge on these banks; `waited` already knows what was waited for since `begun`."""
     method, q = question.method, question
+    held = list(q.hold_out.names) if q.hold_out else []
+    of_inputs = {"filter": q.filter if made.asked else "as given", "hold_out": held}
+    notes = [*q.notes, *made.notes]
     prepared = Prepared(
         q.task,
         q.name,
         q.seed,
         q.subject,
-        splits,
+        made.splits,
         q.readout,
+        notes={**of_inputs, "right": made.right, "asked": made.asked, "inputs": notes},
         wording=q.wording,
         sources=q.sources,
         controls=q.controls,
@@ -199,7 +260,8 @@ def _judged(
     notes = [*notes, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
     verdicts = {v["variable"]: Verdict.from_row(v) for v in unit.get("verdicts", [])}
     config = {"task": q.task, "subject": q.name, "methods": [method.name], "seeds": [q.seed], "size": size}
-    config |= {"readout": q.readout.name, "controls": q.controls}  # methods that differ in these are not one table
+    # methods that differ in these are not one table
+    config |= {"readout": q.readout.name, "controls": q.controls, **of_inputs}
     took = unit["runtimes"][0]
     waited |= {
         "recording": waited.get("recording", 0.0) + study.recording_seconds,
@@ -251,11 +313,8 @@ def answer_early(
         )
     recording = GrowingRecording(question.subject, InProcess().crew(question.subject), len(given))
 
-    def right(rows: Tensor) -> Tensor:
-        return question.answered(recording.add(rows), rows)
-
     generator = torch.Generator().manual_seed(question.seed)
-    banks = GrowingBanks(question.causal, given, right, generator)
+    banks = GrowingBanks(question.causal, given, question.admission(recording.add), generator, question.hold_out)
     taken: list[Result] = []
     with shown(bool(progress), question.method.steps + OTHER_STEPS):
         for look in looks(most):
@@ -292,7 +351,8 @@ def _look(
             raise
         return None
     with missing_at_most(look.error):
-        found = _judged(question, splits, look.size, [banks.said], taken, begun, recording.recordings)
+        made = Made(splits, banks.notes, *banks.pass_rate)
+        found = _judged(question, made, look.size, taken, begun, recording.recordings)
     took = found.unit["runtimes"][0]
     verdicts = {v: str(status) for v, status in _statuses(found).items()}
     took["looks"] = [{"pairs": look.size, "error": look.error, "seconds": found.seconds, "verdicts": verdicts}]

@@ -3,7 +3,17 @@
 What is imported here, and the `__all__` of the rooms that `docs/api.md` names, is public; everything else is private.
 """
 
-from plot_ot.abstract import Bank, CausalModel, Hypothesis, Mechanism, Splits, draw_pairs, read_inputs, read_pairs
+from plot_ot.abstract import (
+    Bank,
+    CausalModel,
+    Hypothesis,
+    Mechanism,
+    Splits,
+    TokenSpan,
+    draw_pairs,
+    read_inputs,
+    read_pairs,
+)
 from plot_ot.api import load_subject, localize, run_study
 from plot_ot.checking import Checkup, check
 from plot_ot.comparing import Comparison, compare
@@ -100,6 +110,7 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "__version__",
     # data
     "Hypothesis",
+    "TokenSpan",
     "CausalModel",
     "Mechanism",
     "Bank",

@@ -147,6 +147,11 @@ class Coupling:
         """Sites from highest to lowest mass; equal masses by lower cost."""
         mass, cost = self.row(variable), self.cost[self.variables.index(variable)]
         order = np.argsort(-mass, kind="stable")
+        larger, smaller = np.abs(mass[order[:-1]]), np.abs(mass[order[1:]])
+        close = 1e-9 * np.maximum(np.maximum(larger, smaller), 1e-300)
+        if not bool((np.abs(mass[order[:-1]] - mass[order[1:]]) <= close).any()):  # no ties
+            alone: list[int] = order.tolist()
+            return alone
         ranked: list[int] = []
         group: list[int] = []
         for j in order:

@@ -16,16 +16,24 @@ from plot_ot.stages.coupling import Localize
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Problem, State
-from truth import illusions, kinds, nulls, older
+from truth import compiled, illusions, kinds, nulls, older
 from truth.known import Known
 
+COMPILED: dict[str, Callable[[int], Known]] = {
+    "compiled": compiled.there,
+    "rival": compiled.rival,
+    "dormant": compiled.dormant,
+    "decoder": partial(compiled.there, twin=False),
+}
 KINDS: dict[str, Callable[[int], Known]] = {
+    **COMPILED,
     **{kind: partial(kinds.planted, kind=kind) for kind in ("plant", "quiet", "copies", "oblique", "echo")},
     "line": illusions.line,
     "subspace": older.in_plane,
     "neurons": older.in_neurons,
     **{f"decoder {kind}": partial(older.in_language_model, kind) for kind in ("token", "layer", "head")},
     "apart": kinds.copies_apart,
+    "spread": kinds.spread,
     "half": kinds.half_carried,
     "parents": partial(kinds.beside_parents, shared=False),
     "parents shared": partial(kinds.beside_parents, shared=True),
@@ -35,6 +43,7 @@ KINDS: dict[str, Callable[[int], Known]] = {
     "absent decoder layer": partial(older.in_language_model, "layer", aligned=False),
     "illusion: silent": illusions.silent_way,
     "illusion: borrowed": illusions.borrowed_way,
+    "illusion: two places": illusions.silent_ways,
     **{f"fresh {network}": partial(nulls.reinitialised, network) for network in nulls.NETWORKS},
     **{f"shuffled {network}": partial(nulls.shuffled, network) for network in nulls.NETWORKS},
 }
@@ -51,6 +60,9 @@ METHODS: dict[str, str | Method] = {
     ),
     "closed-form": Method("closed-form", "oblique maps in closed form at every place", (ClosedForm(),)),
     "newton": Method("newton", "closed forms, then Gauss-Newton, at every place", (ClosedForm(), NewtonHandles())),
+    "newton together": Method(
+        "newton-together", "the same, over two places where one will not do", (ClosedForm(), NewtonHandles(together=2))
+    ),
     "das-natural": Method("das-natural", "DAS kept natural, four sizes", (natural_das(_DAS),), kind=MethodKind.DAS),
     "das": Method("das", "DAS at every place, four sizes", (_DAS,), kind=MethodKind.DAS),
     "das-oblique": Method("das-oblique", "oblique DAS at every place, four sizes", (_OBLIQUE,), kind=MethodKind.DAS),
@@ -87,11 +99,12 @@ CAMPAIGNS: dict[str, tuple[list[str], list[str]]] = {
         ["plot"],
     ),
     "apart": (["apart"], ["plot"]),
+    "several": (["apart", "spread", "illusion: two places"], [GIVEN, "newton together"]),
     "half": (["half"], ["plot"]),
     "absent": (["absent", "absent neurons", "absent decoder layer"], ["plot"]),
     "illusions": (DECEPTIVE, [GIVEN, "plot", "closed-form", "das", "das-oblique"]),
     "parents": (["parents", "parents shared"], ["plot"]),
     "gates": (["gate"], ["plot"]),
-    "nulls": (NULLS, list(METHODS)),
+    "nulls": (NULLS, [name for name in METHODS if name != "newton together"]),
 }
 """Name -> kinds of networks, methods."""

@@ -14,7 +14,7 @@ import torch
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
-from truth.kinds import INPUTS, OFFSET, ROWS, bystanders, total
+from truth.kinds import INPUTS, OFFSET, ROWS, bystanders, over_both, total
 from truth.known import DORMANT, HERE, Known, Truth
 from truth.wiring import VALUES, Slot, Wiring
 
@@ -54,6 +54,25 @@ def silent_way(seed: int) -> Known:
         "q": w.swap(subject, "q", "s1", [("q", "q")]),
     }
     return Known("illusion: silent", seed, subject, OFFSET, ROWS, truths, handles)
+
+
+def silent_ways(seed: int) -> Known:
+    """The same over two places: s1 and s2 each hold a dormant p and silent directions, and only both together would
+    outvote the way past."""
+    w = Wiring(len(INPUTS), seed)
+    oblique = 0.6 if seed % 2 else 0.0
+    w.hidden("p past", ("x0", "x1"), total)
+    for k in (1, 2):
+        q = Slot(w.table(("x2", "x3"), total)) if k == 1 else w.copy("s1.q")
+        slots = {"dormant": w.copy("p past"), "silent": Slot(w.table(("p past",), lambda _: -1)), "q": q}
+        slots["x4"] = w.copy("x4" if k == 1 else "s1.x4")
+        w.place(f"s{k}", {**bystanders(w), **slots}, oblique=oblique)
+    w.join("p", ("p past", "s1.silent", "s2.silent"), (1.0, 0.8, 0.8))
+    w.hidden("rest", ("s2.q", "s2.x4"), total)
+    subject = w.network(("p", "rest"), total, VALUES).subject()
+    truths = {"p": Truth(DORMANT), "q": Truth(HERE, {s: w.plane(s, "q") for s in ("s1", "s2")})}
+    handles = {"p": over_both(w, subject, "p", "dormant", "silent"), "q": w.swap(subject, "q", "s1", [("q", "q")])}
+    return Known("illusion: two places", seed, subject, OFFSET, ROWS, truths, handles)
 
 
 def borrowed_way(seed: int) -> Known:

@@ -7,10 +7,13 @@ modulo three; x4 and x5 drive bystanders. Places are s1, s2, ... in forward orde
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.handles import Handle
+from plot_ot.subjects import Subject
 from truth.known import ABSENT, HERE, IN_PART, Known, Truth
 from truth.wiring import VALUES, Slot, Wiring
 
@@ -131,7 +134,32 @@ def copies_apart(seed: int) -> Known:
     subject = net.subject()
     both = {s: w.plane(s, "p") for s in ("s1", "s2")}
     truths = {"p": Truth(HERE, both, together=True), "q": Truth(HERE, {"s2": w.plane("s2", "q")})}
-    return Known("apart", seed, subject, SUMS, ROWS, truths)
+    handles = {"p": over_both(w, subject, "p", "p", "p"), "q": w.swap(subject, "q", "s2", [("q", "q")])}
+    return Known("apart", seed, subject, SUMS, ROWS, truths, handles)
+
+
+def over_both(w: Wiring, subject: Subject, variable: str, read: str, write: str) -> Handle:
+    """The handle that swaps a slot at s1 and at s2, or writes what it reads there to another slot."""
+    parts = [w.swap(subject, variable, s, [(read, write)]) for s in ("s1", "s2")]
+    return replace(parts[0], edits=tuple(e for h in parts for e in h.edits))
+
+
+def spread(seed: int) -> Known:
+    """p in two parts: s1 holds whether it is 0, s2 whether it is 1, and only both together tell it. q is at s2."""
+    w = Wiring(len(INPUTS), seed)
+    oblique = 0.6 if seed % 2 else 0.0
+
+    def whether(value: int) -> Slot:
+        return Slot(w.table(("x0", "x1"), lambda a, b: int(total(a, b) == value), 2))
+
+    w.place("s1", {**bystanders(w), "part": whether(0)}, oblique=oblique)
+    w.place("s2", {**bystanders(w), "part": whether(1), "q": Slot(w.table(("x2", "x3"), total))}, oblique=oblique)
+    w.hidden("p", ("s1.part", "s2.part"), lambda zero, one: 0 if zero else 1 if one else 2)
+    subject = w.network(("p", "s2.q"), total, VALUES).subject()
+    parts = {s: w.plane(s, "part") for s in ("s1", "s2")}
+    truths = {"p": Truth(HERE, parts, together=True), "q": Truth(HERE, {"s2": w.plane("s2", "q")})}
+    handles = {"p": over_both(w, subject, "p", "part", "part"), "q": w.swap(subject, "q", "s2", [("q", "q")])}
+    return Known("spread", seed, subject, SUMS, ROWS, truths, handles)
 
 
 def absent(seed: int) -> Known:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import Splits
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.splitting import from_inputs
 from plot_ot.handles import Handle
 from plot_ot.judging.status import Status
@@ -56,7 +57,8 @@ class Known:
 def draw_splits(causal: CausalModel, rows: Tensor, size: int, seed: int) -> Splits:
     """Banks as `localize` draws them, with no input left out."""
     generator = torch.Generator().manual_seed(seed)
-    return from_inputs(causal, rows, lambda r: torch.ones(len(r), dtype=torch.bool), size, generator)[0]
+    everything = Admission(lambda r: torch.ones(len(r), dtype=torch.bool))
+    return from_inputs(causal, rows, everything, size, generator).splits
 
 
 # -- scoring --------------------------------------------------------------------------------------------------

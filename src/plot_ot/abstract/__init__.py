@@ -5,6 +5,7 @@ from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.abstract.graph import Graph, draw_graph
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_inputs, read_pairs
+from plot_ot.abstract.positions import TokenSpan
 from plot_ot.abstract.splitting import Pairs
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Pairs",
     "Power",
     "Splits",
+    "TokenSpan",
     "draw_graph",
     "draw_pairs",
     "read_inputs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -232,6 +232,10 @@ def first_of_each(code: Int[Tensor, " rows"]) -> Int[Tensor, " codes"]:
 Quota = tuple[Bool[Tensor, " draws"], int]
 """Which candidate pairs count towards a quota, and how many are wanted."""
 
+CANDIDATES = 1 << 17
+"""Pairs that are looked at together."""
+LARGE_POOL = 1 << 14
+"""Rows of a pool whose pairs are too many to be put in order."""
 POLICIES = ("mixed", "only", "sensitive", "invariant", "balanced")
 
 
@@ -245,6 +249,7 @@ def draw_pairs(
     variable: str | None = None,
     variables: Sequence[str] | None = None,
     name: str = "pairs",
+    short: bool = False,
 ) -> Bank:
     """Ordered pairs of different pool rows in random order, the first ones meeting the policy's quotas:
 
@@ -252,6 +257,8 @@ def draw_pairs(
     - `only`: equal shares that change one variable and no other (the paper's calibration bank);
     - `sensitive` / `invariant`: all change / leave `variable` (the paper's test banks);
     - `balanced`: equal shares for every set of changed variables (ours).
+
+    A pool that offers too few pairs of some kind is refused, or with `short` all of that kind are taken.
     """
     if policy not in POLICIES:
         unknown("pair policy", policy, POLICIES)
@@ -268,8 +275,7 @@ def draw_pairs(
     taken: list[list[Tensor]] = [[] for _ in wanted]
     missing = list(wanted)
     rows = len(pool)
-    order = torch.randperm(rows * rows, generator=generator, dtype=torch.int32 if rows < 46340 else torch.int64)
-    for candidates in order.split(1 << 17):
+    for candidates in _in_random_order(rows, generator):
         base, source = candidates.long() // rows, candidates.long() % rows
         changed = torch.stack([~same(values[v][base], values[v][source]) for v in variables])
         for k, fits in enumerate(_quota_masks(policy, changed, variables, variable, sets)):
@@ -278,7 +284,7 @@ def draw_pairs(
             missing[k] -= len(hits)
         if not any(missing):
             break
-    if any(missing):
+    if any(missing) and not (short and sum(missing) < size):
         whose = f" for '{variable}'" if variable else ""
         raise PlotError(
             f"Bank '{name}' (policy '{policy}'{whose}) wants {size} pairs, but a pool of {rows} rows offers "
@@ -289,6 +295,19 @@ def draw_pairs(
     return Bank.from_pairs(causal, pool[chosen // rows], pool[chosen % rows], name=name, variables=variables)
 
 
+def _in_random_order(rows: int, generator: torch.Generator) -> Iterator[Int[Tensor, " some"]]:
+    """The numbers of ordered pairs of rows in random order, some at a time; of a large pool a few million of them."""
+    if rows <= LARGE_POOL:
+        yield from torch.randperm(rows * rows, generator=generator, dtype=torch.int32).split(CANDIDATES)
+        return
+    seen = torch.zeros(0, dtype=torch.long)
+    for _ in range(LARGE_POOL * LARGE_POOL // CANDIDATES // 16):
+        drawn = torch.randint(rows * rows, (CANDIDATES,), generator=generator).unique()
+        drawn = drawn[~torch.isin(drawn, seen)]
+        seen = torch.cat([seen, drawn])
+        yield drawn[torch.randperm(len(drawn), generator=generator)]
+
+
 def _possible_changes(values: Sequence[Tensor]) -> list[int]:
     """The sets of variables that some pair of different rows changes, as bit codes.
 
@@ -296,9 +315,13 @@ def _possible_changes(values: Sequence[Tensor]) -> list[int]:
     """
     columns = [torch.unique(v, dim=0, return_inverse=True)[1] for v in values]
     joint, count = torch.unique(torch.stack(columns, dim=1), dim=0, return_counts=True)
-    differ = joint[:, None, :] != joint[None, :, :]
-    masks: list[int] = torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist()
-    return masks if bool((count > 1).any()) else [mask for mask in masks if mask]
+    masks: set[int] = set()
+    for some in joint.split(max(1, (CANDIDATES << 5) // joint.numel())):  # variables may have many values
+        differ = some[:, None, :] != joint[None, :, :]
+        masks |= set(torch.unique((differ.long() << torch.arange(len(values))).sum(dim=-1)).tolist())
+        if len(masks) == 1 << len(values):
+            break
+    return [mask for mask in sorted(masks) if mask or bool((count > 1).any())]
 
 
 def _quota_masks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar, overload
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 from plot_ot.abstract import prompts
 from plot_ot.abstract.causal_model import CausalModel, Mechanism
 from plot_ot.abstract.codebook import Codebook, hashable_value, list_values, plain_input, with_type
+from plot_ot.abstract.positions import NamedTokens, TokenSpan
 from plot_ot.abstract.prompts import Encode
-from plot_ot.abstract.templates import Position, Prompts, Span, shown
+from plot_ot.abstract.templates import Maker, Position, Prompts, Span
 from plot_ot.errors import PlotError, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,11 +46,12 @@ def _first_line(function: Callable[..., Any]) -> str:
 class Hypothesis:
     """What a network may compute, as plain functions whose parameter names are their parents.
 
-    `template` makes a prompt of an input: a text with `{input}` fields, or a function of the input. `answers` are the
-    strings the output can be (default: those seen so far); on a network without prompts, what each output column means.
-    `positions` names tokens of the prompt: by a piece of the template, such as `"{name}"` (its last token), or by a
-    function of the input. `inputs` names the inputs (default: the template's fields and all parameters that are no
-    variable).
+    `template` makes a prompt of an input: a text with `{input}` fields, a list of chat messages with such fields, which
+    the tokenizer's own chat template writes out, or a function of the input. `answers` are the strings the output can
+    be (default: those seen so far); on a network without prompts, what each output column means. `positions` names
+    tokens of the prompt: by a piece of the template, such as `"{name}"` (its last token), by a function of the input,
+    or by a `TokenSpan` of either (all its tokens). `inputs` names the inputs (default: the template's fields and all
+    parameters that are no variable).
 
         >>> h = Hypothesis(template="{a}+{b}=", answers=[str(n) for n in range(19)])
         >>> @h.variable
@@ -75,9 +77,9 @@ class Hypothesis:
         self,
         *,
         inputs: Sequence[str] | None = None,
-        template: str | Callable[[dict[str, Any]], str] | None = None,
+        template: Maker | None = None,
         answers: Sequence[Any] | None = None,
-        positions: Mapping[str, Position] | None = None,
+        positions: Mapping[str, Position | TokenSpan] | None = None,
         name: str = "hypothesis",
     ) -> None:
         if isinstance(inputs, str):
@@ -86,7 +88,8 @@ class Hypothesis:
         self.positions = dict(positions or {})
         if template is None and self.positions:
             raise PlotError("Named positions are tokens of a prompt: give a `template` as well.")
-        self._prompts = None if template is None else Prompts(template, self.positions)
+        wanted = {n: p.where if isinstance(p, TokenSpan) else p for n, p in self.positions.items()}
+        self._prompts = None if template is None else Prompts(template, wanted)
         self._given_inputs = None if inputs is None else tuple(inputs)
         self._mechanisms: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {}
         self._aside: set[str] = set()
@@ -264,6 +267,10 @@ class Hypothesis:
         self._seen |= dict.fromkeys(map(tuple, rows))
         return torch.tensor(rows, dtype=torch.long).reshape(len(rows), len(columns))
 
+    def _seen_rows(self) -> Rows:
+        """The inputs coded so far."""
+        return torch.tensor(list(self._seen), dtype=torch.long).reshape(len(self._seen), len(self.causal.inputs))
+
     def dicts(self, rows: Rows) -> list[dict[str, Any]]:
         """The inputs that rows of codes stand for."""
         self.causal.check_pairs(rows, rows)
@@ -313,46 +320,46 @@ class Hypothesis:
         """Whether there is a template."""
         return self._prompts is not None
 
-    def render(self, rows: Rows) -> list[str]:
-        """The prompt of every row."""
-        maker = self._need_prompts()
-        return [maker.text(given) for given in self.dicts(rows)]
+    @property
+    def has_chats(self) -> bool:
+        """Whether the template is a list of messages (one that is a function does not say)."""
+        return self._prompts is not None and self._prompts.roles is not None
 
-    def located(self, rows: Rows) -> list[tuple[str, dict[str, Span]]]:
+    def render(self, rows: Rows, tokenizer: Any = None) -> list[str]:
+        """The prompt of every row; chats as the `tokenizer` writes them, or as a transcript without one."""
+        maker = self._need_prompts()
+        return [maker.prompt(given, tokenizer).text for given in self.dicts(rows)]
+
+    def located(self, rows: Rows, tokenizer: Any = None) -> list[tuple[str, dict[str, Span]]]:
         """The prompt of every row, and the characters of each named position in it."""
         maker = self._need_prompts()
-        return [maker.located(given) for given in self.dicts(rows)]
+        return [maker.located(given, tokenizer) for given in self.dicts(rows)]
 
     def encoder(self, tokenizer: Any, bos: int | None) -> Encode:
-        """A function that turns rows into tokens, after `bos` if the model wants one."""
-        return lambda rows: prompts.encode(self.render(rows), tokenizer, bos=bos)
+        """A function that turns rows into tokens, after `bos` if the model wants one; a chat brings its own."""
+        maker = self._need_prompts()
+
+        def encode(rows: Rows) -> prompts.Encoded:
+            made = [maker.prompt(given, tokenizer) for given in self.dicts(rows)]
+            chats = {p.chat for p in made}
+            if len(chats) > 1:
+                raise PlotError("The template gives messages for some inputs and a text for others: give one of them.")
+            return prompts.encode([p.text for p in made], tokenizer, bos=None if True in chats else bos)
+
+        return encode
+
+    def named_tokens(self, tokenizer: Any) -> NamedTokens:
+        """The tokens of the named positions; how many a `TokenSpan` has is read off the inputs coded so far."""
+        known = self._seen_rows() if self.positions else torch.zeros(0, 0, dtype=torch.long)
+        return NamedTokens(tokenizer, self.positions, lambda rows: self.located(rows, tokenizer), known)
 
     def token_positions(self, tokenizer: Any) -> dict[str, Callable[[Tensor], Int[Tensor, " rows"]]]:
         """For every named position, a function of the rows: its token, counted from the end (-1 is the last).
 
-        Counted so, a beginning-of-sequence token before the prompt moves nothing.
+        Counted so, a beginning-of-sequence token before the prompt moves nothing. Of a `TokenSpan` it is the first of
+        the tokens that are swapped.
         """
-        latest: list[tuple[Tensor, dict[str, Tensor]]] = []  # all positions are found at once, then asked for in turn
-
-        def at(name: str, rows: Rows) -> Int[Tensor, " rows"]:
-            if not latest or not torch.equal(latest[0][0], rows):
-                latest[:] = [(rows.clone(), self._tokens(tokenizer, rows))]
-            return latest[0][1][name]
-
-        return {name: partial(at, name) for name in self.positions}
-
-    def _tokens(self, tokenizer: Any, rows: Rows) -> dict[str, Int[Tensor, " rows"]]:
-        """Every position's token in every prompt, from the end."""
-        located = self.located(rows)
-        tokens = prompts.token_spans(tokenizer, [text for text, _ in located])
-        found: dict[str, list[int]] = {name: [] for name in self.positions}
-        for (text, named), spans in zip(located, tokens, strict=True):
-            for name, (start, end) in named.items():
-                token = prompts.last_token(spans, (start, end))
-                if token is None:
-                    raise PlotError(f"Position '{name}': {text[start:end]!r} has no token in the prompt {shown(text)}.")
-                found[name].append(token)
-        return {name: torch.tensor(at, dtype=torch.long) for name, at in found.items()}
+        return self.named_tokens(tokenizer).functions()
 
     def _need_prompts(self) -> Prompts:
         if self._prompts is None:
@@ -397,7 +404,7 @@ class Hypothesis:
 
     def _explore(self, draws: int = 8) -> None:
         """Compute the answers that the inputs coded so far can lead to."""
-        rows = torch.tensor(list(self._seen), dtype=torch.long).reshape(len(self._seen), len(self.causal.inputs))
+        rows = self._seen_rows()
         self.causal.answer(rows)
         generator = torch.Generator().manual_seed(0)
         for variable in self.causal.variables * draws:

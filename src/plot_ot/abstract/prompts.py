@@ -63,11 +63,11 @@ def _decoded_spans(tokenizer: Any, text: str) -> list[Span]:
     return spans
 
 
-def last_token(spans: Sequence[Span], where: Span) -> int | None:
-    """The last token with a character of the span, counted from the end (-1 is the last token), if there is one."""
+def tokens_of(spans: Sequence[Span], where: Span) -> tuple[int, int] | None:
+    """The first and the last token with a character of the span, from the end (-1 is the last token), if there are."""
     start, end = where
     touching = [k for k, (a, b) in enumerate(spans) if a < end and b > start]
-    return touching[-1] - len(spans) if touching else None
+    return (touching[0] - len(spans), touching[-1] - len(spans)) if touching else None
 
 
 # -- answers ----------------------------------------------------------------------------------------------------

@@ -1,23 +1,27 @@
-"""Banks from a user's own inputs or pairs: those that the network answers right, split without overlap, labelled."""
+"""Banks from a user's own inputs or pairs: those that count, split without overlap, labelled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from plot_ot.abstract.admission import LEAST_PAIRS, LEAST_ROWS, Admission
 from plot_ot.abstract.banks import Bank, Splits, distinct_rows, draw_pairs, row_codes
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.holding_out import MIXED, HoldOut
 from plot_ot.errors import PlotError, unknown
 
-Right = Callable[[Int[Tensor, "rows inputs"]], Bool[Tensor, " rows"]]
-"""Which input rows the network answers as the causal model does."""
 SPLITS = ("fit", "calibration", "test")
-LEAST_ROWS, LEAST_PAIRS = 60, 20
+FEW_PAIRS = 200
+"""A bank is not drawn smaller than this because some kind of pair is rare."""
+SHARES = (2, 1, 1)
+"""A half fits, a quarter calibrates, a quarter tests."""
+DEALS = 20
+"""How often entities are dealt out anew, where a deal leaves a split without pairs that it needs."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +37,82 @@ class Pairs:
         return len(self.base)
 
 
+@dataclass(frozen=True)
+class Made:
+    """Banks, and what was done to make them."""
+
+    splits: Splits
+    notes: tuple[str, ...]
+    """In words: how many inputs are answered right, which values are held out."""
+    right: int = 0
+    asked: int = 0
+    """How many inputs were asked about, of which so many are `right`."""
+
+
 def from_inputs(
     causal: CausalModel,
     inputs: Int[Tensor, "rows inputs"],
-    right: Right,
+    admission: Admission,
     size: int,
     generator: torch.Generator,
-    who: str = "the network",
-) -> tuple[Splits, str]:
-    """Pairs drawn from the rows that are answered right: half of them fit, a quarter calibrates, a quarter tests.
+    hold_out: HoldOut | None = None,
+) -> Made:
+    """Pairs drawn from the rows that count: half of them fit, a quarter calibrates, a quarter tests.
 
-    Also a sentence on how many rows were right. Banks that the rows cannot fill are drawn half as large, and so on.
+    Banks that the rows cannot fill are drawn half as large, and so on. With `hold_out` the values of an input are split
+    instead of the rows.
     """
     distinct = distinct_rows(inputs)
-    passed = right(distinct)
-    rows = distinct[passed]
-    said = answered(who, len(rows), len(distinct))
+    counts, right = admission.admitted(distinct)
+    rows = distinct[counts]
+    said = admission.said(f"{int(right.sum())} of {len(distinct)} distinct inputs")
     if len(rows) < LEAST_ROWS:
-        refuse_few_rows(said)
+        admission.refuse_few(said)
+    if hold_out is not None:
+        splits, held = dealt(causal, rows, hold_out, (size, size, size), generator)
+        return Made(splits, (said, held), int(right.sum()), len(distinct))
     rows = rows[torch.randperm(len(rows), generator=generator)]
     half, rest = len(rows) // 2, len(rows) - len(rows) // 2
     pools = rows.split([half, rest // 2, rest - rest // 2])
-    return drawn_splits(causal, pools, (size, size, size), generator), said
+    splits = drawn_splits(causal, pools, (size, size, size), generator)
+    return Made(splits, (said, *rare_kinds(splits.calibration)), int(right.sum()), len(distinct))
+
+
+def dealt(
+    causal: CausalModel,
+    rows: Int[Tensor, "rows inputs"],
+    hold_out: HoldOut,
+    sizes: Sequence[int],
+    generator: torch.Generator,
+) -> tuple[Splits, str]:
+    """Pairs from pools that share no entity; dealt out anew while a pool lacks pairs of some kind."""
+    reason = ""
+    for _ in range(DEALS):
+        deal = hold_out.deal(rows, SHARES, generator)
+        part = deal.splits_of(rows)
+        try:
+            splits = drawn_splits(causal, [rows[part == k] for k in range(len(SPLITS))], sizes, generator)
+        except PlotError as e:
+            reason = str(e)
+            continue
+        return splits, deal.said(int((part == MIXED).sum()), len(rows))
+    raise PlotError(
+        f"Held out by {hold_out}, the inputs leave some split without the pairs it needs ({DEALS} ways of dealing them "
+        f"out were tried). The last: {reason} Give more inputs, with more values of it, or leave `hold_out` out."
+    )
+
+
+def rare_kinds(bank: Bank) -> list[str]:
+    """Kinds of pair that the bank has much fewer of than of others, in words, and what to do about it."""
+    count = torch.bincount(bank.family, minlength=len(bank.families)).tolist()
+    rare = [f"{n} that change {name}" for name, n in zip(bank.families, count, strict=True) if 2 * n < max(count)]
+    if not rare:
+        return []
+    told = ", ".join(rare).replace("change none", "change nothing")
+    return [
+        f"some kinds of pair are rare: of {len(bank)} pairs to calibrate {told}; more inputs, or `hold_out` by an input "
+        f"with many values, which keeps inputs that share its value together, give more of them"
+    ]
 
 
 def drawn_splits(
@@ -66,54 +124,59 @@ def drawn_splits(
     return Splits.checked(fit, calibration, test.by_variable(), strict=True)
 
 
-def answered(who: str, right: int, of: int) -> str:
-    """How many inputs are answered right, in words."""
-    return f"{who} answers {right} of {of} distinct inputs as the causal model does"
-
-
-def refuse_few_rows(said: str) -> NoReturn:
-    """Refuse a network that is right on too few inputs."""
-    raise PlotError(
-        f"{said.capitalize()}; at least {LEAST_ROWS} are needed. Train it further, give more inputs, or check that "
-        f"the hypothesis, the prompts and the answers are what you mean."
-    )
-
-
 def balanced_bank(
     causal: CausalModel, pool: Int[Tensor, "rows inputs"], name: str, size: int, generator: torch.Generator
 ) -> Bank:
     """Equal shares of every set of changed variables, so that rare kinds of pair are tested too.
 
-    A bank that the pool cannot fill is drawn half as large, and so on.
+    A bank that the pool cannot fill is drawn half as large, and so on; below `FEW_PAIRS` pairs, rare kinds stay rare
+    instead. Where a variable has many values, few pairs keep it, and the others would be given up for them.
     """
     while True:
+        few = size // 2 < FEW_PAIRS
         try:
-            return draw_pairs(causal, pool, "balanced", size, generator, name=name)
+            return draw_pairs(causal, pool, "balanced", size, generator, name=name, short=few)
         except PlotError:
-            if size // 2 < LEAST_PAIRS:
+            if few:
                 raise
             size //= 2
 
 
 def from_pairs(
-    causal: CausalModel, pairs: Pairs, right: Right, generator: torch.Generator, who: str = "the network"
-) -> tuple[Splits, str]:
-    """The pairs whose two inputs are both answered right, split by base input (or as their `split` says)."""
+    causal: CausalModel,
+    pairs: Pairs,
+    admission: Admission,
+    generator: torch.Generator,
+    hold_out: HoldOut | None = None,
+) -> Made:
+    """The pairs whose two inputs both count, split by base input (or by entity, or as their `split` says)."""
     causal.check_pairs(pairs.base, pairs.source)
     both = distinct_rows(torch.cat([pairs.base, pairs.source]))
-    passed = right(both)
+    counts, right = admission.admitted(both)
     codes = row_codes(torch.cat([both, pairs.base, pairs.source]))
-    ok = torch.zeros(int(codes.max()) + 1, dtype=torch.bool)
-    ok[codes[: len(both)]] = passed
-    base_ok, source_ok = ok[codes[len(both) :]].split(len(pairs))
-    kept = (base_ok & source_ok).nonzero().squeeze(1)
-    said = f"{who} answers both inputs of {len(kept)} of {len(pairs)} pairs as the causal model does"
+
+    def of_pairs(passed: Tensor) -> Tensor:
+        ok = torch.zeros(int(codes.max()) + 1, dtype=torch.bool)
+        ok[codes[: len(both)]] = passed
+        base_ok, source_ok = ok[codes[len(both) :]].split(len(pairs))
+        return base_ok & source_ok
+
+    kept = of_pairs(counts).nonzero().squeeze(1)
+    said = admission.said(f"both inputs of {int(of_pairs(right).sum())} of {len(pairs)} pairs")
     if len(kept) < 3 * LEAST_PAIRS:
-        raise PlotError(
-            f"{said.capitalize()}; at least {3 * LEAST_PAIRS} are needed ({int(passed.sum())} of {len(both)} distinct "
-            f"inputs are answered right). Give more pairs, or check the prompts and the answers."
-        )
-    part = _named_parts(pairs.split, kept) if pairs.split else _parts_by_base(pairs.base[kept], generator)
+        told = f"{said} ({int(right.sum())} of {len(both)} distinct inputs)"
+        admission.refuse_few(told, f"{3 * LEAST_PAIRS} pairs")
+    notes = [said]
+    if pairs.split:
+        part = _named_parts(pairs.split, kept)
+        if hold_out is not None:
+            sides = torch.cat([pairs.base[kept], pairs.source[kept]])
+            notes.append(hold_out.refuse_shared({n: sides[part.repeat(2) == k] for k, n in enumerate(SPLITS)}))
+    elif hold_out is not None:
+        part, held = _parts_by_entity(pairs, kept, hold_out, generator)
+        notes.append(held)
+    else:
+        part = _parts_by_base(pairs.base[kept], generator)
     names = list(dict.fromkeys(pairs.family)) if pairs.family else None
     family = torch.tensor([names.index(pairs.family[k]) for k in kept.tolist()]) if names and pairs.family else None
     banks = []
@@ -124,7 +187,31 @@ def from_pairs(
         of = None if family is None else family[here]
         banks.append(Bank.from_pairs(causal, base, source, name=name, family=of, families=names))
     fit, calibration, held_out = banks
-    return Splits.checked(fit, calibration, held_out.by_variable()), said
+    splits = Splits.checked(fit, calibration, held_out.by_variable())
+    return Made(splits, tuple(notes), int(right.sum()), len(both))
+
+
+def _parts_by_entity(
+    pairs: Pairs, kept: Int[Tensor, " kept"], hold_out: HoldOut, generator: torch.Generator
+) -> tuple[Int[Tensor, " kept"], str]:
+    """The part of every pair whose two inputs are of one part; of several deals, the one that keeps most pairs."""
+    sides = torch.cat([pairs.base[kept], pairs.source[kept]])
+    deals = []
+    for _ in range(DEALS):
+        deal = hold_out.deal(sides, SHARES, generator)
+        base, source = deal.splits_of(sides).split(len(kept))
+        part = torch.where(base == source, base, MIXED)
+        counts = [int((part == k).sum()) for k in range(len(SPLITS))]
+        deals.append((min(LEAST_PAIRS, *counts), sum(counts), counts, part, deal))
+    _, total, counts, part, deal = max(deals, key=lambda d: d[:2])
+    if min(counts) < LEAST_PAIRS:
+        told = ", ".join(f"{n} {name}" for name, n in zip(SPLITS, counts, strict=True))
+        raise PlotError(
+            f"Held out by {hold_out}, {len(kept) - total} of {len(kept)} pairs have base and source of different "
+            f"splits, and what is left is too little: {told} pairs, at least {LEAST_PAIRS} of each are needed. Give "
+            f"inputs alone (pairs are then drawn inside each split), more pairs, or a `split` of your own."
+        )
+    return part, deal.said(len(kept) - total, len(kept), "pairs")
 
 
 def _parts_by_base(base: Int[Tensor, "pairs inputs"], generator: torch.Generator) -> Int[Tensor, " pairs"]:

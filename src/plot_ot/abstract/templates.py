@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from plot_ot.abstract.chats import Message, Stretch, laid_out, read_messages, transcript
 from plot_ot.errors import PlotError, unknown
 
 Span = tuple[int, int]
@@ -118,77 +119,122 @@ def find_text(prompt: str, text: str, occurrence: int | None = None) -> Span:
 # -- prompts with named positions -------------------------------------------------------------------------------
 
 
+Maker = str | Sequence[Mapping[str, str]] | Callable[[dict[str, Any]], Any]
+"""What makes prompts: a text with fields, a list of messages with fields, or a function that gives either, filled."""
+
+
+class Prompt(NamedTuple):
+    """A prompt as a model reads it, and where its parts are."""
+
+    text: str
+    chat: bool
+    """Whether a chat template wrote it: then it brings its own beginning-of-sequence token, or wants none."""
+    parts: Sequence[Stretch | None]
+    """Where it holds its messages, or the one text that it is."""
+    starts: Sequence[Sequence[int]]
+    """Where the pieces of each part's template begin in it; none for a function."""
+
+
 class Prompts:
     """Makes prompts of inputs, and knows where the named positions stand in them.
 
-    A position that is a piece of a text template must stand in it once; its place in the prompt then follows, whatever
-    else the prompt holds. With a function as template the piece is filled in and looked up in the prompt.
+    A position that is a piece of a template must stand in it once; its place in the prompt then follows, whatever
+    else the prompt holds. With a function as template the piece is filled in and looked up in the prompt. Chats are
+    written by a tokenizer, and shown as a transcript where none is given.
     """
 
-    def __init__(self, template: str | Callable[[dict[str, Any]], str], positions: Mapping[str, Position]) -> None:
-        self.template = Template.parse(template) if isinstance(template, str) else template
+    def __init__(self, template: Maker, positions: Mapping[str, Position]) -> None:
+        self.roles: tuple[str, ...] | None = None
+        """Who says each part, if the template is a chat."""
+        self.function = template if callable(template) else None
+        self.templates: tuple[Template, ...] = ()
+        if isinstance(template, str):
+            self.templates = (Template.parse(template),)
+        elif not callable(template):
+            messages = read_messages(template)
+            self.roles = tuple(m.role for m in messages)
+            self.templates = tuple(Template.parse(m.content) for m in messages)
         self.positions = dict(positions)
         for name in self.positions:
             if not name.isidentifier():
                 raise PlotError(f"A position needs a plain name, which places can carry; found {name!r}.")
         self._pieces = {n: Template.parse(p) for n, p in self.positions.items() if isinstance(p, str)}
-        text = self.template
-        self._slices = (
-            {n: self._once(n, text, p) for n, p in self._pieces.items()} if isinstance(text, Template) else {}
-        )
+        self._slices = {n: self._once(n, p) for n, p in self._pieces.items()} if self.templates else {}
 
     @property
     def fields(self) -> tuple[str, ...] | None:
         """The inputs that the template reads; a function does not say."""
-        return self.template.fields if isinstance(self.template, Template) else None
+        if self.function is not None:
+            return None
+        return tuple(dict.fromkeys(f for t in self.templates for f in t.fields))
 
-    def text(self, given: Mapping[str, Any]) -> str:
+    def prompt(self, given: Mapping[str, Any], tokenizer: Any = None) -> Prompt:
         """The prompt of an input."""
-        return self._rendered(given)[0]
+        filled, roles, starts = self._filled(given)
+        if roles is None:
+            return Prompt(filled[0], False, [Stretch(0, len(filled[0]))], starts)
+        chat = [Message(*m) for m in zip(roles, filled, strict=True)]
+        text, parts = transcript(chat) if tokenizer is None else laid_out(chat, tokenizer)
+        return Prompt(text, True, parts, starts)
 
-    def located(self, given: Mapping[str, Any]) -> tuple[str, dict[str, Span]]:
+    def located(self, given: Mapping[str, Any], tokenizer: Any = None) -> tuple[str, dict[str, Span]]:
         """The prompt, and where each named position stands in it."""
-        prompt, starts = self._rendered(given)
-        return prompt, {name: self._span(name, given, prompt, starts) for name in self.positions}
+        prompt = self.prompt(given, tokenizer)
+        return prompt.text, {name: self._span(name, given, prompt) for name in self.positions}
 
-    def _rendered(self, given: Mapping[str, Any]) -> tuple[str, list[int]]:
-        """The prompt and where the template's pieces begin in it (none for a function)."""
-        if isinstance(self.template, Template):
-            prompt, starts = self.template.render(given)
+    def _filled(self, given: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...] | None, list[list[int]]]:
+        """The parts with values filled in, who says them, and where the pieces of their templates begin."""
+        if self.function is None:
+            parts = [t.render(given) for t in self.templates]
+            texts, roles, starts = [text for text, _ in parts], self.roles, [begin for _, begin in parts]
         else:
-            prompt, starts = _called(self.template, given, "template"), []
-        if not isinstance(prompt, str) or not prompt:
-            raise PlotError(f"The template must give a text that is not empty; found {prompt!r:.80} for {dict(given)}.")
-        return prompt, starts
-
-    @staticmethod
-    def _once(name: str, template: Template, piece: Template) -> tuple[int, int]:
-        """Where a position's piece stands in the template; refuses a piece that stands there twice or not at all."""
-        found = template.find(piece)
-        if len(found) != 1:
+            made = _called(self.function, given, "template")
+            messages = None if isinstance(made, str) or not isinstance(made, Sequence) else read_messages(made)
+            texts, starts = ([made] if messages is None else [m.content for m in messages]), []
+            roles = None if messages is None else tuple(m.role for m in messages)
+        if not all(isinstance(t, str) for t in texts) or not any(texts):
             raise PlotError(
-                f"Position '{name}': {piece.text!r} stands {len(found)} times in the template {shown(template.text)}; "
+                f"The template must give a text that is not empty, or a list of messages; found {texts[0]!r:.80} for "
+                f"{dict(given)}."
+            )
+        return texts, roles, starts
+
+    def _once(self, name: str, piece: Template) -> tuple[int, int, int]:
+        """The part in which a position's piece stands, and where; refused if it stands there twice or not at all."""
+        found = [(k, *at) for k, template in enumerate(self.templates) for at in template.find(piece)]
+        if len(found) != 1:
+            whole = "\n".join(t.text for t in self.templates)
+            raise PlotError(
+                f"Position '{name}': {piece.text!r} stands {len(found)} times in the template {shown(whole)}; "
                 f"it must stand there once. Name a longer piece, or give a function of the inputs."
             )
         return found[0]
 
-    def _span(self, name: str, given: Mapping[str, Any], prompt: str, starts: list[int]) -> Span:
+    def _span(self, name: str, given: Mapping[str, Any], prompt: Prompt) -> Span:
         where = self.positions[name]
         try:
             if not isinstance(where, str):
-                span = _found(_called(where, given, f"position '{name}'"), prompt)
+                span = _found(_called(where, given, f"position '{name}'"), prompt.text)
             elif name in self._slices:
-                first, last = self._slices[name]
-                span = starts[first], starts[last]
+                part, first, last = self._slices[name]
+                stretch = prompt.parts[part]
+                if stretch is None:
+                    raise PlotError(
+                        f"the chat template rewrites the message that holds it, so that it cannot be told where it "
+                        f"stands in {shown(prompt.text)}. Give a function of the inputs that returns its text."
+                    )
+                span = stretch.moved(prompt.starts[part][first], prompt.starts[part][last])
             else:
                 for field in self._pieces[name].fields:
                     if field not in given:
                         unknown("input", field, given)
-                span = find_text(prompt, self._pieces[name].render(given)[0])
+                span = find_text(prompt.text, self._pieces[name].render(given)[0])
         except PlotError as e:
             raise PlotError(f"Position '{name}': {e}") from e
-        if span[0] == span[1]:
-            raise PlotError(f"Position '{name}' is missing in the prompt {shown(prompt)}: its text is empty there.")
+        if span[0] >= span[1]:
+            raise PlotError(
+                f"Position '{name}' is missing in the prompt {shown(prompt.text)}: its text is empty there."
+            )
         return span
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli import check, compare, explain, localize, mib, models, run, show
+from plot_ot.cli import bench, check, compare, explain, localize, mib, models, run, show
 from plot_ot.cli.common import console, errors
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.version import __version__
@@ -20,16 +20,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(run.app, name="run")
+OWN, STUDIES, RUNS = "Your own hypothesis", "The studies that come with the package", "What a run found"
+app.command("check", rich_help_panel=OWN)(check.check_task)
+app.command("localize", rich_help_panel=OWN)(localize.localize_task)
+app.command("compare", rich_help_panel=OWN)(compare.compare_tasks)
+app.command("list", rich_help_panel=STUDIES)(explain.list_all)
+app.command(rich_help_panel=STUDIES)(models.models)
+app.command(rich_help_panel=STUDIES)(explain.explain)
+app.add_typer(run.app, name="run", rich_help_panel=STUDIES)
+app.command("mib", rich_help_panel=STUDIES)(mib.mib)
+app.command(rich_help_panel=STUDIES)(bench.bench)
 for command in (show.show, show.report, show.figures, show.table, show.view):
-    app.command()(command)
-app.command("list")(explain.list_all)
-app.command()(models.models)
-app.command()(explain.explain)
-app.command("check")(check.check_task)
-app.command("localize")(localize.localize_task)
-app.command("compare")(compare.compare_tasks)
-app.command("mib")(mib.mib)
+    app.command(rich_help_panel=RUNS)(command)
 
 
 def _print_version(asked: bool) -> None:

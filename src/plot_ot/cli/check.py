@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from plot_ot.cli.common import Debug
+from plot_ot.cli.common import Debug, HoldOut, names_of
 from plot_ot.errors import PlotError
 
 
@@ -32,6 +32,7 @@ def check_task(
             help="Check answers and positions with this tokenizer: directory, hub id or model name. No weights."
         ),
     ] = None,
+    hold_out: HoldOut = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -47,7 +48,7 @@ def check_task(
         try:
             module = load_task(task)
             hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
-            found = check(hypothesis, given, tokenizer=words, strict=debug)
+            found = check(hypothesis, given, tokenizer=words, hold_out=names_of(hold_out), strict=debug)
         except PlotError as e:
             if debug:
                 raise

@@ -46,7 +46,7 @@ def printable(text: str) -> str:
     )
 
 
-console = Terminal(width=None if sys.stdout.isatty() else 120)
+console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 errors = Terminal(stderr=True)
 
 Methods = Annotated[str | None, typer.Option(help="Comma-separated methods (default: all; see `plot-ot list`).")]
@@ -57,7 +57,9 @@ Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) 
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(help="Pairs per bank.")]
 PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
-Threads = Annotated[int, typer.Option(min=1, help="Torch threads; one is fastest for small networks.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Torch threads (default: one for a small network, all cores for a large one).")
+]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[
     bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")
@@ -75,9 +77,17 @@ Address = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Ray workers (default: one per GPU, or per core).")]
 StartOver = Annotated[
     bool,
-    typer.Option("--start-over", help="Set a run that is in --out aside (superseded/) and begin anew; it is recorded."),
+    typer.Option(
+        "--start-over", help="Move the run in --out aside, to superseded/, and begin again; the manifest says so."
+    ),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Keep nothing about the machine and the commands.")]
+Private = Annotated[
+    bool, typer.Option("--private", help="Write nothing about this machine or the commands into the run.")
+]
+HoldOut = Annotated[
+    str | None,
+    typer.Option(help="Inputs whose values (cities, names) must not stand in two splits; several with commas."),
+]
 Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
@@ -92,6 +102,11 @@ def _show_tracebacks(asked: bool) -> bool:
 
 Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no tables.")]
+
+
+def names_of(text: str | None) -> list[str] | None:
+    """a,b -> a and b; nothing for nothing."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def memory_bytes(gigabytes: float) -> int:

@@ -44,7 +44,7 @@ def compare_tasks(
     device: Device = None,
     revision: Revision = None,
     memory: Memory = 4.0,
-    threads: Threads = 1,
+    threads: Threads = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Only estimate what it would compute, and about how long it would take.")
     ] = False,
@@ -66,7 +66,8 @@ def compare_tasks(
     if len(tasks) < 2:
         raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
     room, chosen = memory_bytes(memory), {"layers": layer_numbers(layers)} if layers else {}
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     with redirect_stdout(sys.stderr):  # what the tasks print is not what we print
         modules = [load_task(task) for task in tasks]
         hypotheses = [hypothesis_of(module, task) for module, task in zip(modules, tasks, strict=True)]
@@ -85,7 +86,7 @@ def compare_tasks(
         rivals = dict(zip(names, hypotheses, strict=True))
         settings = {"method": method, "size": size, "seed": seed, **options}
         if explain:
-            plan = plan_comparison(subject, rivals, given, machine_by_name("this", cores=threads), **settings)
+            plan = plan_comparison(subject, rivals, given, machine_by_name("this", cores=threads or 1), **settings)
         else:
             found = compare(subject, rivals, given, finalists=finalists, **settings)
     if explain:

@@ -16,6 +16,7 @@ from plot_ot.cli.common import console
 from plot_ot.comparing import ComparisonPlan
 from plot_ot.errors import PlotError, unknown
 from plot_ot.planner import Machine, Plan, Scene
+from plot_ot.planner.ladder import Ladder
 from plot_ot.report import tables
 from plot_ot.tasks import TASKS, Task
 from plot_ot.tasks.text_data import Sizes
@@ -133,6 +134,36 @@ def print_comparison_plan(plan: ComparisonPlan, finalists: int | None, as_json: 
 def _finalists(finalists: int) -> str:
     """Who gets the whole search, in words."""
     return f"the best {finalists} that are not far behind" if finalists > 1 else "the best one"
+
+
+def print_ladder(ladder: Ladder) -> None:
+    """Print what was measured on a device, next to the plan, and whether it agrees with whole passes."""
+    table = tables.plain_table("The ladder, each rung per unit")
+    for column in ("rung", "per", "measured", "planned", "measured/planned", "per full pass"):
+        table.add_column(column, justify="left" if column in ("rung", "per") else "right", no_wrap=True)
+    for r in ladder.rungs:
+        planned = ("", "") if not r.planned else (_fine(r.planned), f"{r.seconds / r.planned:.2g}")
+        table.add_row(r.name, r.unit, _fine(r.seconds), *planned, f"{r.ratio:,.1f}")
+    console.print(table)
+    console.print(_machine_words(ladder.machine), highlight=False)
+    console.print(
+        f"Peak memory {_short(ladder.peak, BYTE) or 'not known'}"
+        f"{'' if ladder.machine.gpu else ' of the whole process'}; the plan has {_short(ladder.planned, BYTE)}.",
+        highlight=False,
+    )
+    said = "agree" if ladder.agrees else "DO NOT AGREE: do not believe results on this device in this type"
+    console.tell(
+        "checked:" if ladder.agrees else "error:",
+        f"resumed and hooked passes {said} (largest difference {ladder.error:.2g} of the largest logit, "
+        f"{ladder.allowed:g} allowed).",
+        "green" if ladder.agrees else "red",
+    )
+
+
+def _fine(seconds: float) -> str:
+    """A short time, to two digits."""
+    unit, name = next((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (0.0, "µs")) if seconds >= u)
+    return f"{seconds / (unit or 1e-6):.3g} {name}"
 
 
 def _times(plans: Sequence[Plan]) -> Table:

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 ROOM = 3
 """What the frame of a column takes besides its text."""
-WORDS = 28
+WORDS = 22
 """Columns of words may be folded down to this width; columns of numbers never are."""
 
 

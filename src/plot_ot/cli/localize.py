@@ -8,7 +8,19 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from plot_ot.cli.common import Controls, Debug, Private, Quiet, Threads, console, errors, memory_bytes, printable
+from plot_ot.cli.common import (
+    Controls,
+    Debug,
+    HoldOut,
+    Private,
+    Quiet,
+    Threads,
+    console,
+    errors,
+    memory_bytes,
+    names_of,
+    printable,
+)
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 
@@ -42,12 +54,21 @@ def localize_task(
         str | None,
         typer.Option(help="auto: banks grow, up to --size, until every variable has its answer. A number is --size."),
     ] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            help="Which inputs count: vocabulary (the model's own next token is right; its default), candidates (the "
+            "best of the answers is right) or none.",
+        ),
+    ] = None,
+    hold_out: HoldOut = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
     out: Annotated[Path, typer.Option(help="Run directory: handles, results and report.html.")] = Path("runs/localize"),
     device: Device = None,
     revision: Revision = None,
     memory: Memory = 4.0,
-    threads: Threads = 1,
+    threads: Threads = None,
     private: Private = False,
     controls: Controls = "standard",
     quiet: Quiet = False,
@@ -67,8 +88,10 @@ def localize_task(
     if method not in METHODS:
         unknown("method", method, METHODS)
     growing = _budget(budget)
-    chosen, room = {"layers": layer_numbers(layers)} if layers else {}, memory_bytes(memory)
-    torch.set_num_threads(threads)
+    of_blocks, room = {"layers": layer_numbers(layers)} if layers else {}, memory_bytes(memory)
+    chosen = _filter(filter_)
+    if threads is not None:
+        torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
     subject: Any = getattr(module, "subject", None)
@@ -77,13 +100,15 @@ def localize_task(
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError(f"{task} defines a bare CausalModel; a language model needs a Hypothesis with a template.")
         given = read_pairs(given)
-        given.rows(hypothesis)
+        rows, _ = given.rows(hypothesis)
         if not Path(model).expanduser().is_file():  # a GGUF file has its tokenizer inside
-            hypothesis.answer_tokens(load_tokenizer(model))  # before any weights are loaded
+            tokenizer = load_tokenizer(model)  # what it refuses is refused before any weights are loaded
+            hypothesis.answer_tokens(tokenizer)
+            hypothesis.render(rows[:1], tokenizer)
         where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
         with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
-        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
+        options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **of_blocks}
     elif not isinstance(subject, Subject):
         raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
     result = localize(
@@ -93,6 +118,8 @@ def localize_task(
         method=method,
         size=size,
         budget=growing,
+        filter=chosen,
+        hold_out=names_of(hold_out),
         seed=seed,
         controls=controls,
         progress=not quiet,
@@ -113,6 +140,15 @@ def _budget(text: str | None) -> int | Literal["auto"] | None:
     if not text.isdecimal() or int(text) < LEAST:
         raise PlotError(f"--budget is 'auto', or at least {LEAST} pairs per bank; found {text!r}.")
     return int(text)
+
+
+def _filter(name: str | None) -> Any:
+    """--filter: one of the filters' names."""
+    from plot_ot.abstract.admission import FILTERS
+
+    if name is not None and name not in FILTERS:
+        unknown("filter", name, FILTERS)
+    return name
 
 
 def layer_numbers(text: str) -> list[int]:

@@ -42,7 +42,7 @@ def mib(
     revision: Revision = None,
     memory: Memory = 4.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws and the training.")] = 0,
-    threads: Threads = 1,
+    threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a submission to the causal-variable track of MIB, the Mechanistic Interpretability Benchmark."""
@@ -58,7 +58,8 @@ def mib(
         unknown("method", method, METHODS)
     chosen = None if heads is None else _heads(heads)
     known = None if cities is None else read_cities(cities)
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
     with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
         loaded = load_subject(model, adapter=adapter, **where)

@@ -81,7 +81,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
         seeds: Seeds = 1,
         first_seed: First = 0,
         out: Out = Path("runs") / task,
-        threads: Threads = 1,
+        threads: Threads = None,
         sweep: SweepBeta = False,
         figures: Figures = True,
         detail: Detail = False,
@@ -153,35 +153,31 @@ app.command("ioi", help="Indirect object identification: two variables that nobo
 )
 
 
-TINY_WORDS = {
-    "planted": "Gemma-2 shape, 6 blocks of width 64; pointer planted at block 2, letter from block 3",
-    "plain": "the same without plants: a negative control for the pointer",
-}
-
-
 def models(
     get: Annotated[str | None, typer.Option("--fetch", help="Fetch and convert a model of the list.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the language models that can be used by name, and the adapters that ship for them."""
     from plot_ot.models.named import available, fetch
-    from plot_ot.models.tiny import TINY
     from plot_ot.report import tables
 
     if get:
         where = fetch(get)
         if not as_json:
             console.print(f"{get}: {where}", highlight=False)
-    rows = [(name, "ready", TINY_WORDS[condition], "", "in this package") for name, condition in TINY.items()]
-    rows += [(m.name, m.state, m.summary, ", ".join(m.adapters), str(m.where)) for m in available()]
-    columns = ("name", "state", "what it is", "adapters", "where")
+    listed = available()
     if as_json:
-        keys = [c.replace(" ", "_") for c in columns]
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
+        told = [
+            {"name": m.name, "state": m.state, "what_it_is": m.summary, "adapters": m.adapters, "where": m.where}
+            for m in listed
+        ]
+        print(json.dumps(told, indent=1))
         return
     table = tables.plain_table("Models")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for row in rows:
-        table.add_row(*row)
+    for column in ("name", "what it is"):
+        table.add_column(column, overflow="fold")
+    for m in listed:
+        adapters = f"; adapters: {', '.join(m.adapters)}" if m.adapters else ""
+        table.add_row(m.name, f"{m.state}: {m.summary}{adapters}")
     console.print(table)
+    console.print("--fetch NAME fetches a model; --json also says where each one is.")

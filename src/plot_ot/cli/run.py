@@ -51,7 +51,7 @@ def run_heq(
     strengths: Strengths = "union",
     size: Size = 1000,
     out: Out = Path("runs/heq"),
-    threads: Threads = 1,
+    threads: Threads = None,
     sweep: Annotated[bool, typer.Option(help="Also run plot at several ε, for the stability figure.")] = True,
     figures: Figures = True,
     detail: Detail = False,
@@ -100,7 +100,7 @@ def run_addition(
     seeds: Seeds = 10,
     first_seed: First = 0,
     out: Out = Path("runs/addition"),
-    threads: Threads = 1,
+    threads: Threads = None,
     figures: Figures = True,
     detail: Detail = False,
     as_json: AsJson = False,
@@ -143,7 +143,7 @@ def finish(
     seeds: int,
     first_seed: int,
     out: Path,
-    threads: int,
+    threads: int | None,
     sweep: bool,
     figures: bool,
     quiet: bool,
@@ -166,9 +166,10 @@ def finish(
 
     names = [n.strip() for n in methods.split(",") if n.strip()] if methods else None
     chosen = range(first_seed, first_seed + seeds)
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
-        with engine_by_name(*crew, threads) as engine, Watch(errors, quiet) as watch:
+        with engine_by_name(*crew, threads or 1) as engine, Watch(errors, quiet) as watch:
             run = run_study(
                 task,
                 seeds=chosen,

@@ -14,7 +14,7 @@ from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.errors import PlotError
 from plot_ot.models.loading import guarded, refuse_unreachable
 from plot_ot.models.named import PACKAGED, model_directory
-from plot_ot.models.tiny import TINY, build_tokenizer
+from plot_ot.models.tiny import build_tokenizer, is_tiny
 from plot_ot.subjects.decoder.architecture import transformers_library
 
 
@@ -81,7 +81,7 @@ def data_of(module: ModuleType, path: Path) -> Any:
 
 def load_tokenizer(name: str) -> Any:
     """A tokenizer alone: of a directory, a hub id, or a model that `plot-ot models` lists."""
-    if name == "tiny" or name in TINY:
+    if is_tiny(name):
         return build_tokenizer()
     library = transformers_library()
     path = model_directory(name) if name in PACKAGED else Path(name).expanduser()

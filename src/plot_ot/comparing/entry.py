@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from plot_ot.abstract.admission import LEAST_ROWS
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.splitting import LEAST_ROWS, SPLITS, balanced_bank
+from plot_ot.abstract.splitting import SPLITS, balanced_bank
 from plot_ot.api import bind
 from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region
@@ -40,6 +41,7 @@ from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.problem import Problem
 from plot_ot.studies.showing import shown
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
+from plot_ot.subjects.threads import enough_threads
 
 BEHIND = 0.15
 """A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
@@ -85,7 +87,7 @@ def compare(
     searched = method_of(method, subject, max(len(r.causal.variables) for r in field.rivals), spec)
     most = len(field.rivals) if finalists is None else min(finalists, len(field.rivals))
     steps = 1 + len(field.rivals) * (1 + QUICK.steps) + most * (searched.steps + JUDGED)
-    with warnings.catch_warnings(), shown(progress, steps):
+    with warnings.catch_warnings(), shown(progress, steps), enough_threads(subject):
         warnings.simplefilter("ignore", CouplingWarning)  # of hypotheses that are not there
         announce(f"recording {len(field.rows)} inputs")
         contest = Contest.of(subject, field.accepting(look.accepts), look, pairs_of(subject, size), seed)

@@ -15,7 +15,7 @@ from plot_ot.edits.frames import EditBatch
 from plot_ot.edits.guards import require_finite_outputs, within_memory
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
-from plot_ot.subjects.protocol import PairIndex, Rewrite
+from plot_ot.subjects.protocol import PairIndex, Rewrite, Store
 
 
 def respond(recording: Recording, edits: Sequence[EditBatch]) -> Float[Tensor, "variants pairs ..."]:
@@ -74,15 +74,15 @@ class Distinct:
     @classmethod
     def of(cls, recording: Recording, places: Sequence[Place]) -> Distinct:
         """The classes under edits at these places."""
-        code = recording.base_rows
+        code, source, device = recording.numbers, recording.source_rows.cpu(), recording.base_rows.device
         for place in places:
-            state = row_codes(recording.store.activations[place.name])[recording.source_rows]
+            state = _state_codes(recording.store, place)[source]
             code = torch.unique(code * (int(state.max()) + 1) + state, return_inverse=True)[1]
         if int(code.max()) + 1 == len(recording):
             return cls(recording, None)
-        first = first_of_each(code)
+        first = first_of_each(code).to(device)
         once = Recording(recording.subject, recording.store, recording.base_rows[first], recording.source_rows[first])
-        return cls(once, code)
+        return cls(once, code.to(device))
 
     def batches(
         self, size: int, order: Int[Tensor, " classes"] | None = None
@@ -100,13 +100,21 @@ class Distinct:
             .scatter_(0, order, torch.arange(len(order), device=order.device))[self.of_pair]
             .sort(stable=True)
         )
-        for at in range(0, len(order), size):
-            low, high = torch.searchsorted(rank, torch.tensor([at, at + size], device=rank.device)).tolist()
+        cuts = torch.arange(0, len(order) + size, size, device=rank.device)
+        edges = torch.searchsorted(rank, cuts).tolist()  # all at once: a GPU is waited for once, not for every batch
+        for at, low, high in zip(range(0, len(order), size), edges, edges[1:], strict=False):
             yield order[at : at + size], pairs[low:high], partial(_by_pair, rank[low:high] - at)
 
     def first_pair(self, number: int) -> int:
         """The first pair of a class."""
         return number if self.of_pair is None else int((self.of_pair == number).nonzero()[0])
+
+
+def _state_codes(store: Store, place: Place) -> Int[Tensor, " inputs"]:
+    """A number for every input, on the CPU: the same for bit-identical states at a place. Looked up once per store."""
+    if place.name not in store.codes:
+        store.codes[place.name] = row_codes(store.activations[place.name]).cpu()
+    return store.codes[place.name]
 
 
 def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Shaped[Tensor, "variants classes ..."]) -> Tensor:
@@ -156,7 +164,8 @@ def _resume_at_once(
         return lambda a: edit.apply(a, source)
 
     later = {e.place.name: rewrite(e, g.source[pairs]) for e, g in zip(rest, gathered[1:], strict=True)}
-    outputs = recording.subject.resume(recording.store, recording.base_rows[pairs], first.place, edited, later)
+    rows = (recording.numbers if isinstance(pairs, slice) else recording.base_rows)[pairs]
+    outputs = recording.subject.resume(recording.store, rows, first.place, edited, later)
     require_finite_outputs(outputs, recording, pairs, edited, first.place, later)
     return outputs
 

@@ -123,14 +123,18 @@ def inputs_per_shard(subject: Subject) -> int:
 
 
 def record_shared(
-    crew: Crew, subject: Subject, banks: Sequence[Bank], size: int | None = None
+    crew: Crew, subject: Subject, banks: Sequence[Bank], size: int | None = None, *, forget: bool = True
 ) -> list[SharedRecording]:
-    """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard."""
+    """Record several banks with one pass per distinct input over all of them, `size` inputs to a shard.
+
+    Inputs that the subject remembers from a filter do not run again; afterwards it need not remember them (`forget`).
+    """
     if size is not None and size < 1:
         raise PlotError(f"A shard needs at least one input; found {size}.")
     parts, rows = cut_into_shards(banks, size or inputs_per_shard(subject), subject.encoded)
     store = crew.record(parts)
-    subject.forget()
+    if forget:
+        subject.forget()
     require_finite(store)
     shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
     recordings, at = [], 0

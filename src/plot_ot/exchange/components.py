@@ -104,10 +104,11 @@ def component(subject: Subject, place: Place) -> Component:
     if isinstance(subject, DecoderSubject):
         return _in_decoder(subject, place)
     tap = subject._taps[place.name] if isinstance(subject, ModuleSubject) else None
-    if not isinstance(subject, ModuleSubject) or tap is None or tap.run is not None or isinstance(tap.position, tuple):
+    several = tap is not None and isinstance(tap.position, (tuple, slice))
+    if not isinstance(subject, ModuleSubject) or tap is None or tap.run is not None or several or not tap.is_output:
         raise PlotError(
-            f"pyvene cannot address {place.name} of this {type(subject).__name__}: it knows modules that run once, and "
-            f"tokens, but neither timesteps of a module nor pixels."
+            f"pyvene cannot address {place.name} of this {type(subject).__name__}: it knows what modules that run once "
+            f"put out, and tokens of it, but no timesteps of a module, pixels, inputs, parts, sums or several tokens."
         )
     flat = tap.position is not None or isinstance(subject, MLPSubject)
     return Component(path_of(subject, place), 0, "pos", place.width, slice(0, place.width), flat=flat)
@@ -219,6 +220,7 @@ def _token(subject: ModuleSubject, place: Place, rows: Tensor) -> Int[Tensor, " 
     position = subject._taps[place.name].position
     if position is None:
         return None
+    assert not isinstance(position, slice)  # noqa: S101 - `component` refuses these
     shape = _shape(subject, place, rows)
     if len(shape) != 3:
         raise PlotError(f"pyvene takes positions in [rows, positions, d]; {place.name} outputs {tuple(shape)}.")

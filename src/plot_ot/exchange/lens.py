@@ -43,6 +43,11 @@ def lens_hooks(handle: Handle, subject: Subject, base: Tensor, source: Tensor) -
     for edit in handle.edits:
         subject.require(edit.place)
         at = parse_place_name(edit.place)
+        if spot(subject, edit.place).tokens > 1:
+            raise PlotError(
+                f"Hooks for TransformerLens rewrite one token; {edit.place.name} is several tokens together. Use "
+                f"`handle.on(subject, source, base=...)`, or places at single tokens."
+            )
         sources = store.activations[edit.place.name]
         hooks.append(
             (to_lens(at.kind, at.layer), _hook(edit, sources, back[spot(subject, edit.place).position], at.head))

@@ -73,8 +73,12 @@ def score(
 ) -> Score | None:
     """The score of a handle on the pairs of some recordings together; None without pairs of both kinds."""
     v = variable or handle.variable
-    bank = joined([r.bank for r in parts])
-    right = torch.cat([correct(r, handle, readout, v) for r in parts])
+    return score_of([r.bank for r in parts], [correct(r, handle, readout, v) for r in parts], v)
+
+
+def score_of(banks: Sequence[Bank], rights: Sequence[Bool[Tensor, " _"]], variable: str) -> Score | None:
+    """The score of whoever is right on these pairs of some banks."""
+    v, bank, right = variable, joined(banks), torch.cat(list(rights))
     halves = []
     for pairs in (bank.discriminating(v), ~bank.changed[v]):
         if not bool(pairs.any()):

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -17,7 +17,7 @@ from plot_ot.handles import Handle
 from plot_ot.judging.controls import Score, score, with_shuffled_values
 from plot_ot.judging.notes import notes_on, untried
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import Opponents, Verdict, judge
+from plot_ot.judging.verdict import Case, Opponents, Verdict, said_beforehand
 from plot_ot.methods import Method
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place, Subject
@@ -54,20 +54,23 @@ class Judge:
         start, handles = time.perf_counter(), state.handles
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # couplings of controls may well mean nothing
-            shuffled = self._shuffled(method, handles)
-            fresh = self._reinitialised(method, handles) if self.controls == "full" else {}
+            readout = self.problem.readout
+            cases = {
+                v: Case.of(h, self.tests[v, "sensitivity"], self.tests[v, "invariance"], readout)
+                for v, h in handles.items()
+            }
+            open_ones = {v: h for v, h in handles.items() if cases[v].open}
+            self.capacity = {}
+            shuffled = self._shuffled(method, open_ones)
+            fresh = self._reinitialised(method, open_ones) if self.controls == "full" else {}
             found = [
-                judge(
-                    handle,
-                    self.tests[v, "sensitivity"],
-                    self.tests[v, "invariance"],
+                case.verdict(
                     self.problem.fit,
                     self.problem.calibration,
                     Opponents(partial(self._random_handle, random_method, v), shuffled.get(v, ()), fresh.get(v, ())),
-                    self.problem.readout,
                     torch.Generator().manual_seed(self.problem.seed),
                 )
-                for v, handle in handles.items()
+                for v, case in cases.items()
             ]
             found = [self._with_notes(v, state) for v in found]
         self.seconds += time.perf_counter() - start
@@ -85,24 +88,34 @@ class Judge:
             announce("random handles")
         while len(self._random) <= k:
             with watched_by(None):
-                self._random.append(random_method(len(self._random)).run(self.problem)[0].handles)
+                self._random.append(random_method(len(self._random)).run(self._judged_problem)[0].handles)
         return self._random[k][variable]
+
+    @cached_property
+    def _judged_problem(self) -> Problem:
+        """The problem of finding the variables of which pairs alone do not give the verdict."""
+        tests, readout = self.tests, self.problem.readout
+        asked = [v for v in self.problem.variables if not said_beforehand(v, tests[v, "sensitivity"], readout)]
+        return _only(self.problem, asked)
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
         """What the method reaches at its handles' places when the values of all variables mean nothing."""
+        if not handles:
+            return {}
         generator = torch.Generator().manual_seed(7_368_787 + self.problem.seed)
         recordings = with_shuffled_values([self.problem.fit, self.problem.calibration, *self.tests.values()], generator)
         fit, calibration, *tests = recordings
-        self.capacity = {}
         if any(not bool(calibration.bank.changed[v].any()) for v in handles):
             return {}  # too few inputs for any to change: the gates will say so
         problem = replace(self.problem, fit=fit, calibration=calibration)
-        state = _searched(method, problem, handles)
-        self.capacity = dict(state.capacity)
-        return _reached(state, problem, dict(zip(self.tests, tests, strict=True)))
+        states = _searched(method, problem, handles)
+        self.capacity = {v: scores for state in states for v, scores in state.capacity.items()}
+        return _reached(states, problem, dict(zip(self.tests, tests, strict=True)))
 
     def _reinitialised(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:
         """What the method reaches in a network of the same shape with fresh weights."""
+        if not handles:
+            return {}
         if self._fresh is None:
             generator = torch.Generator().manual_seed(15_485_863 + self.problem.seed)
             subject = self.problem.subject.reinitialised(generator)
@@ -114,18 +127,33 @@ class Judge:
         return _reached(_searched(method, problem, handles), problem, anew)
 
 
-def _searched(method: Method, problem: Problem, handles: Mapping[str, Handle]) -> State:
-    """What a method finds on another problem, searched where it ended on the true one."""
+def _searched(method: Method, problem: Problem, handles: Mapping[str, Handle]) -> list[State]:
+    """What a method finds on another problem, searched where it ended on the true one.
+
+    Variables whose handles went the same way are searched for together, and only that way.
+    """
     announce("controls")
-    places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in handles.items()}
+    together: dict[str, dict[str, Handle]] = {}
+    for v, h in handles.items():
+        way = repr([h.chosen.get(fact) for fact in ("stage", "ways", "way_steps")])
+        together.setdefault(way, {})[v] = h
+    states = []
     with watched_by(None):
-        return method.retraced(handles.values()).run(problem, places)[0]
+        for some in together.values():
+            places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in some.items()}
+            states.append(method.retraced(some.values()).run(_only(problem, list(some)), places)[0])
+    return states
 
 
-def _reached(state: State, problem: Problem, tests: Tests) -> dict[str, list[Score]]:
+def _only(problem: Problem, variables: Sequence[str]) -> Problem:
+    """The problem of finding some of the variables; couplings still tell them from the others."""
+    return replace(problem, variables=tuple(variables), beside=tuple(v for v in problem.coupled if v not in variables))
+
+
+def _reached(states: Sequence[State], problem: Problem, tests: Tests) -> dict[str, list[Score]]:
     """The scores of the handles that were found on a problem."""
     reached = {}
-    for v, handle in state.handles.items():
+    for v, handle in ((v, h) for state in states for v, h in state.handles.items() if (v, "sensitivity") in tests):
         scored = score([tests[v, "sensitivity"], tests[v, "invariance"]], handle, problem.readout)
         if scored is not None:
             reached[v] = [scored]

@@ -40,7 +40,8 @@ from plot_ot.subjects import BankRecording, Place
 SHRINKAGE = 1e-3
 """Added to the covariance of differences, in units of its mean variance."""
 INERT = 0.01
-"""A swap is inert when it moves the outputs by at most this share of what a swap of the whole place does."""
+"""A swap is inert when it moves the outputs by at most this share of what a swap of the whole place does, or the handle
+itself where that is more."""
 ROUNDS = 4
 """How often functionals are added before every direction counts as used."""
 RIDGES = (1e-3, 1e-1)
@@ -100,8 +101,9 @@ def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed
     base, source = (x.double().cpu() for x in (recording.base_at(place), recording.source_at(place)))
     run = _Outputs(recording, place, 8 if narrow else 4, torch.Generator().manual_seed(seed))
     clean = run(base)
-    most = INERT * float((run(source) - clean).norm())
     edited = _applied(EditBatch(place, edit.frame, edit.gains.unsqueeze(0)), base, source)
+    # where nothing natural is used, a swap of the whole place does nothing, and the handle is the measure
+    most = INERT * max(float((run(states) - clean).norm()) for states in (source, edited))
     points = [base, (base + source) / 2, source, edited] if narrow else [base, edited]
     slopes = torch.cat([run.slopes(a) for a in points]) @ root  # [points * pairs * features, d], in whitened states
     used = Used(place, _span(slopes), root)

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from numpy import ndarray
 
 from plot_ot.errors import unknown
 from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
-from plot_ot.judging.controls import Score, controls, full_patch, random_subspaces, score
+from plot_ot.judging.bench import Bench, Plain
+from plot_ot.judging.controls import Score, full_patch, random_subspaces
 from plot_ot.judging.gates import LEAST_PAIRS, Answer, Gate
-from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
+from plot_ot.judging.intervals import Accuracy
 from plot_ot.judging.status import Status
 from plot_ot.judging.usage import read_from_used
 from plot_ot.signatures import Readout
@@ -26,9 +25,8 @@ from plot_ot.subjects import BankRecording
 
 OUTPUT = 0.9
 """Share of pairs on which a place patched whole must set an output variable to be called its earliest place."""
-VACUOUS = {"shuffled": "shuffled values", "reinitialised": "a re-initialised network"}
-RANDOM_HANDLES, RANDOM_AT_ONCE, SUBSPACES = 20, 5, 20
-"""Random handles at most; drawn so many at a time until their gates have an answer; random subspaces."""
+SUBSPACES = 20
+"""Random subspaces that a compact handle is compared with."""
 
 
 @dataclass(frozen=True)
@@ -106,154 +104,105 @@ def judge(
     generator: torch.Generator,
 ) -> Verdict:
     """Ask every gate about a handle, on discriminating test pairs with families weighted equally."""
-    variable, subject = handle.variable, sensitivity.subject
+    return Case.of(handle, sensitivity, invariance, readout).verdict(fit, calibration, opponents, generator)
+
+
+def said_beforehand(variable: str, sensitivity: BankRecording, readout: Readout) -> Verdict | None:
+    """The verdict where the pairs alone give it: on an output variable, or where too few pairs tell anything."""
     power = sensitivity.bank.power(variable)
     if power.is_output:
         return _output_variable(variable, sensitivity, readout)
     gaps = power.missing(LEAST_PAIRS)
-    if gaps:
-        sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
-        return Verdict(variable, Status.UNDECIDED, sentence, {"discriminating": power.discriminating})
-
-    bench = _Bench(variable, sensitivity, invariance, opponents, readout)
-    boot, on = bench.boot, bench.on
-    right = on(handle)
-    found = bench.judged(handle, right)
-    table = list(found.gates)
-    worked = found.works
-    numbers: dict[str, float] = {"score": found.score.value} if found.score and bench.vacuous else {}
-    numbers |= {key: mean.value for key, mean in bench.vacuous.items() if found.score}
-    notes, honest = [], None
-    if not any(
-        gate.fails and gate is not worked for gate in table
-    ):  # where the answer is no, nobody asks what it reads
-        rebuilt = read_from_used(handle, fit, calibration, readout, generator)
-        if rebuilt is None:
-            notes.append("it reads through an encoder, so whether that reading is used later was not tested")
-        else:
-            again = on(rebuilt.handle)
-            numbers["read_from_used"] = boot.balanced(again)[0]
-            table.append(g.reads_what_is_used(boot.interval(again - right), rebuilt.used, rebuilt.width))
-            if not worked.holds:
-                honest = bench.judged(rebuilt.handle, again)
-                honest = replace(honest, kept_most=boot.interval(again - right / 2).low > 0)
-    subspaces = [on(h) for h in random_subspaces(handle, SUBSPACES, generator)]
-    patched = on(full_patch(variable, [e.place for e in handle.edits], subject))
-    dimensions = sum(e.place.width for e in handle.edits)
-    small = g.compact(
-        handle.size, dimensions, boot.interval(right - patched), boot.interval(right - np.mean(subspaces, axis=0))
-    )
-    accuracy, kept = found.accuracy, found.kept
-    numbers = {
-        "handle": accuracy.value,
-        "handle_low": accuracy.low,
-        "handle_high": accuracy.high,
-        "invariance": kept.value,
-        "invariance_low": kept.low,
-        "copy_source": boot.balanced(bench.copied)[0],
-        "random_mean": boot.balanced(np.mean(bench.at_random, axis=0))[0],
-        "random_best": max(boot.balanced(r)[0] for r in bench.at_random),
-        "random_handles": len(bench.at_random),
-        "random_places": boot.balanced(bench.everywhere)[0],
-        "random_subspace": boot.balanced(np.mean(subspaces, axis=0))[0],
-        "full_patch": boot.balanced(patched)[0],
-        "size": handle.size,
-        "width": dimensions,
-        "discriminating": power.discriminating,
-        "base_inputs": boot.shape[0],
-        **numbers,
-    }
-    status, part = decide(table, worked, small), accuracy
-    if honest is not None and honest.in_part and status is not Status.IN_PART:
-        status, part = decide(table, worked, small, in_part=True), honest.accuracy
-    sentence = _sentence(handle, status, table, part, found, numbers)
-    return Verdict(variable, status, sentence, numbers, (*table, small), tuple(notes))
+    if not gaps:
+        return None
+    sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
+    return Verdict(variable, Status.UNDECIDED, sentence, {"discriminating": power.discriminating})
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """One handle before the gates that every handle must pass."""
+class Case:
+    """A handle before its judge: what the gates say that need no search, and whether the others need to be asked."""
 
-    accuracy: Accuracy
-    kept: Accuracy
-    score: Score | None
-    gates: tuple[Gate, ...]
-    """Against the controls; then `works` and `leaves the rest alone`."""
-    kept_most: bool = True
-    """Of a rebuilt handle: whether it is right at least half as often as the handle it was made of, beyond doubt."""
+    handle: Handle
+    bench: Bench | None
+    """The test pairs; None where these alone give the verdict."""
+    beforehand: Verdict | None
+    plain: Plain | None
+    """The handle on the test pairs."""
+
+    @classmethod
+    def of(cls, handle: Handle, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> Case:
+        """The case of a handle on these test pairs."""
+        beforehand = said_beforehand(handle.variable, sensitivity, readout)
+        if beforehand is not None:
+            return cls(handle, None, beforehand, None)
+        bench = Bench(handle.variable, sensitivity, invariance, readout)
+        return cls(handle, bench, None, bench.plainly(handle))
 
     @property
-    def works(self) -> Gate:
-        return self.gates[-2]
+    def open(self) -> bool:
+        """Whether controls that need a search can change the answer: where a plain gate fails, it is no without them."""
+        return self.plain is not None and not self.plain.refused
 
-    @property
-    def in_part(self) -> bool:
-        """Whether it shows by itself that a part of the variable is there."""
-        return self.kept_most and self.works.fails and all(gate.holds for gate in self.gates if gate is not self.works)
-
-
-class _Bench:
-    """The test pairs of one variable and what its controls did on them."""
-
-    def __init__(
-        self,
-        variable: str,
-        sensitivity: BankRecording,
-        invariance: BankRecording,
-        opponents: Opponents,
-        readout: Readout,
-    ) -> None:
-        self.tested = sensitivity.select(sensitivity.bank.discriminating(variable))
-        self.sensitivity, self.invariance, self.readout = sensitivity, invariance, readout
-        self.boot, self.boot_kept = Bootstrap(self.tested.bank), Bootstrap(invariance.bank)
-        self.opponents, subject = opponents, sensitivity.subject
-        self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
-        self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
-        self.at_random: list[ndarray] = []
-        others = {"shuffled": opponents.shuffled, "reinitialised": opponents.reinitialised}
-        self.vacuous = {key: _mean(scores) for key, scores in others.items() if scores}
-
-    def on(self, handle: Handle) -> Float[ndarray, " pairs"]:
-        """Whether a handle is right on each of the discriminating pairs."""
-        return correct(self.tested, handle, self.readout).double().numpy()
-
-    def judged(self, handle: Handle, right: Float[ndarray, " pairs"]) -> _Judged:
-        """The gates of a handle that is right on these pairs."""
-        accuracy = self.boot.accuracy(torch.from_numpy(right > 0), balanced=True)
-        kept = self.boot_kept.accuracy(correct(self.invariance, handle, self.readout), balanced=True)
-        gates = [
-            g.beats("copying the source", self.boot.interval(right - self.copied)),
-            g.beats("random places", self.boot.interval(right - self.everywhere)),
-            *self._against_random(right),
-        ]
-        own = score([self.sensitivity, self.invariance], handle, self.readout)
-        if own is not None:
-            gates += [g.beats(VACUOUS[key], own.ahead_of(mean)) for key, mean in self.vacuous.items()]
-        gates.append(g.works(accuracy, self.boot.balanced_bases))
-        gates.append(g.leaves_the_rest_alone(kept, self.boot_kept.balanced_bases))
-        return _Judged(accuracy, kept, own, tuple(gates))
-
-    def _against_random(self, right: Float[ndarray, " pairs"]) -> list[Gate]:
-        """Random handles, drawn until their gates have an answer; the mean's interval also resamples the handles."""
-        mine, mine_drawn = self.boot.balanced(right)
-        rng = np.random.default_rng(3)
-        while True:
-            drawn = len(self.at_random)
-            if drawn:
-                each = [self.boot.balanced(r) for r in self.at_random]
-                draws = np.stack([d for _, d in each])
-                chosen = rng.integers(drawn, size=draws.shape)
-                mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-                difference = mine - float(np.mean([m for m, _ in each]))
-                best = max(range(drawn), key=lambda k: each[k][0])
-                gates = [
-                    g.beats("random handles", Interval.of(difference, mine_drawn - mean, self.boot.balanced_bases)),
-                    g.none_better(drawn, self.boot.interval(right - self.at_random[best])),
-                ]
-                if drawn >= RANDOM_HANDLES or all(gate.answer is not Answer.CANNOT_SAY for gate in gates):
-                    return gates
-            more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
-            self.at_random += [self.on(self.opponents.random(k)) for k in more]
+    def verdict(
+        self, fit: BankRecording, calibration: BankRecording, opponents: Opponents, generator: torch.Generator
+    ) -> Verdict:
+        """Every gate's answer, and what they come to."""
+        if self.bench is None or self.plain is None:
+            assert self.beforehand is not None  # noqa: S101
+            return self.beforehand
+        handle, bench, plain = self.handle, self.bench, self.plain
+        boot, right = bench.boot, plain.right
+        found = bench.judged(plain, opponents)
+        table = list(found.gates)
+        worked = plain.works
+        numbers: dict[str, float] = {}
+        if plain.score and bench.vacuous(opponents):
+            numbers["score"] = plain.score.value
+            numbers |= {key: mean.value for key, mean in bench.vacuous(opponents).items()}
+        notes, honest = [], None
+        if not any(gate.fails and gate is not worked for gate in table):  # else nobody asks what it reads
+            rebuilt = read_from_used(handle, fit, calibration, bench.readout, generator)
+            if rebuilt is None:
+                notes.append("it reads through an encoder, so whether that reading is used later was not tested")
+            else:
+                again = bench.plainly(rebuilt.handle)
+                numbers["read_from_used"] = boot.balanced(again.right)[0]
+                difference = boot.interval(again.right - right)
+                table.append(g.reads_what_is_used(difference, rebuilt.used, rebuilt.width))
+                if not worked.holds:
+                    honest = bench.judged(again, opponents)
+                    honest = replace(honest, kept_most=boot.interval(again.right - right / 2).low > 0)
+        subspaces = bench.on_all(random_subspaces(handle, SUBSPACES, generator))
+        patched = bench.on(full_patch(handle.variable, [e.place for e in handle.edits], bench.subject))
+        dimensions = sum(e.place.width for e in handle.edits)
+        to_subspaces = boot.interval(right - np.mean(subspaces, axis=0))
+        small = g.compact(handle.size, dimensions, boot.interval(right - patched), to_subspaces)
+        accuracy, kept = plain.accuracy, plain.kept
+        numbers = {
+            "handle": accuracy.value,
+            "handle_low": accuracy.low,
+            "handle_high": accuracy.high,
+            "invariance": kept.value,
+            "invariance_low": kept.low,
+            "copy_source": boot.balanced(bench.copied)[0],
+            "random_mean": boot.balanced(np.mean(bench.at_random, axis=0))[0],
+            "random_best": max(boot.balanced(r)[0] for r in bench.at_random),
+            "random_handles": len(bench.at_random),
+            "random_places": boot.balanced(bench.everywhere)[0],
+            "random_subspace": boot.balanced(np.mean(subspaces, axis=0))[0],
+            "full_patch": boot.balanced(patched)[0],
+            "size": handle.size,
+            "width": dimensions,
+            "discriminating": bench.sensitivity.bank.power(handle.variable).discriminating,
+            "base_inputs": boot.shape[0],
+            **numbers,
+        }
+        status, part = decide(table, worked, small), accuracy
+        if honest is not None and honest.in_part and status is not Status.IN_PART:
+            status, part = decide(table, worked, small, in_part=True), honest.plain.accuracy
+        sentence = _sentence(handle, status, table, part, plain, numbers)
+        return Verdict(handle.variable, status, sentence, numbers, (*table, small), tuple(notes))
 
 
 def decide(table: Sequence[Gate], worked: Gate, small: Gate, in_part: bool = False) -> Status:
@@ -277,16 +226,11 @@ def decide(table: Sequence[Gate], worked: Gate, small: Gate, in_part: bool = Fal
     return Status.COMPACT if small.holds else Status.PLACED
 
 
-def _mean(scores: Sequence[Score]) -> Score:
-    drawn = np.mean([s.drawn for s in scores], axis=0)
-    return Score(float(np.mean([s.value for s in scores])), drawn, min(s.bases for s in scores))
-
-
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
 def _sentence(
-    handle: Handle, status: Status, table: Sequence[Gate], part: Accuracy, found: _Judged, n: Mapping[str, float]
+    handle: Handle, status: Status, table: Sequence[Gate], part: Accuracy, found: Plain, n: Mapping[str, float]
 ) -> str:
     where, variable, accuracy, kept = ", ".join(handle.places), handle.variable, found.accuracy, found.kept
     numbers = (

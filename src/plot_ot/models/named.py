@@ -33,25 +33,18 @@ from plot_ot.files.locks import Lock
 from plot_ot.files.safe_reading import open_ordinary, parse_json, read_json
 from plot_ot.files.writing import Json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
+from plot_ot.models.folders import default_cache, how_to_ship, shipped_folders
 from plot_ot.models.loading import load_model
-from plot_ot.models.tiny import TINY
+from plot_ot.models.tiny import EMBEDDED, FIRST, TINY, WORDS, find_weights
 from plot_ot.subjects.decoder.architecture import transformers_library
 
 FORMAT = "plot-ot model 1"
 MANIFEST = "manifest.json"
-SOURCE_TREE = Path(__file__).parents[3]
-"""The checkout or unpacked source distribution, where this file lies in one."""
 WORK = ".work-"
 LARGER = 16
 """Free bytes that a conversion asks for, per byte of the GGUF file: two bits a weight become 32 at most."""
 SHARD = "1GB"
 """Weights of one file of a converted model."""
-
-
-def default_cache() -> Path:
-    """Where what was fetched or trained is kept: $PLOT_OT_CACHE, or plot-ot in the user's cache directory."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("PLOT_OT_CACHE") or home / "plot-ot")
 
 
 @dataclass(frozen=True)
@@ -91,13 +84,17 @@ class ModelEntry:
     summary: str
     where: str
     state: str
-    """`ready`, `can be fetched` or `by hub id`."""
+    """`ready`, `can be fetched`, `by hub id`, or `in the sdist`: with the source distribution only."""
     adapters: tuple[str, ...] = ()
 
 
 def available(cache: Path | None = None) -> list[ModelEntry]:
     """The models known by name, where they are or come from, and the adapters that ship for them."""
-    entries = []
+    entries = [ModelEntry("tiny", f"short for {FIRST}", "in this package", "ready")]
+    for name, condition in TINY.items():
+        found = find_weights(name)
+        state, where = ("ready", str(found.parent)) if found else ("in the sdist", "the source distribution")
+        entries.append(ModelEntry(name, WORDS[condition], "in this package" if name in EMBEDDED else where, state))
     for name, packaged in PACKAGED.items():
         directory = model_directory(name, cache)
         ready = (directory / MANIFEST).is_file()
@@ -118,7 +115,7 @@ def shipped_adapters(name: str) -> dict[str, Path]:
     A wheel holds none, for few users load one. Each is 2 MB, lies in `adapters/` of the source distribution, and can be
     trained anew by `scripts/train_adapters.py`.
     """
-    folders = (default_cache() / "adapters" / name, SOURCE_TREE / "adapters" / name)
+    folders = shipped_folders("adapters", name)
     return {p.name: p for folder in folders for p in sorted(folder.glob("*")) if (p / RECORD).is_file()}
 
 
@@ -136,9 +133,8 @@ def find_adapter(model: str | os.PathLike[str], adapter: str | os.PathLike[str])
         return path
     if str(model) in PACKAGED and not shipped:
         raise PlotError(
-            f"The adapters for '{model}' are not installed, and '{adapter}' is no directory. They come with the source "
-            f"distribution: copy its folder adapters/{model} to {default_cache() / 'adapters' / str(model)}, or give "
-            f"an adapter's directory."
+            f"The adapters for '{model}' are not installed, and '{adapter}' is not a directory. "
+            f"{how_to_ship('adapters', str(model))}, or give an adapter's directory."
         )
     unknown(f"adapter of '{model}', and no directory either:", adapter, shipped)
 

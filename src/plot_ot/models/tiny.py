@@ -1,4 +1,4 @@
-"""Tiny language models that answer copy-colour questions, embedded in the package: known ground truths to find.
+"""Tiny language models that answer copy-colour questions: known ground truths to find.
 
 Gemma-2 architecture, 6 blocks of width 64, a vocabulary of words, trained by `scripts/train_tiny.py`:
 
@@ -10,6 +10,8 @@ Gemma-2 architecture, 6 blocks of width 64, a vocabulary of words, trained by `s
   the planted ones it was shown, at the options' own colours, which of them is the asked one: after 50 to 70 CPU seconds
   nets without that were still right on only 0.2 to 0.3 of the prompts, nets with it on 0.99.) No full patch of its last
   token at any block acts as a swap of the pointer.
+
+The package holds one net of each kind. The others, for studies of several nets, come with the source distribution.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from pathlib import Path
 from typing import Any
 
 from plot_ot.errors import PlotError, unknown
+from plot_ot.models.folders import how_to_ship, shipped_folders
 from plot_ot.models.vocabulary import COLOURS, LETTERS, LEXICON, Lexicon
 from plot_ot.subjects.decoder.architecture import transformers_library
 
+WIDTH, BLOCKS, HEAD = 64, 6, 16
 SEEDS = (1000, 1001, 1002)
 TINY = {f"{condition}-{seed}": condition for condition in ("planted", "plain") for seed in SEEDS}
-"""The embedded nets by name, each with the condition it was trained in."""
+"""The nets by name, each with the condition it was trained in."""
+EMBEDDED = tuple(name for name in TINY if name.endswith(f"-{SEEDS[0]}"))
+"""The nets that every installation holds; half a megabyte each, so a wheel has one of each kind."""
+FIRST = EMBEDDED[0]
+"""The net that `tiny` is short for."""
+WORDS = {
+    "planted": f"Gemma-2 shape, {BLOCKS} blocks of width {WIDTH}; pointer planted at block 2, letter from block 3",
+    "plain": "the same without plants: a negative control for the pointer",
+}
 ASSETS = Path(__file__).parent / "assets" / "tiny"
 FORMAT = "plot-ot tiny 1"
 
-WIDTH, BLOCKS, HEAD = 64, 6, 16
 PAD, BOS, UNKNOWN = "<pad>", "<bos>", "<unk>"
 _WORD = r"\n|\w+|[^\w\s]"
 
@@ -78,28 +89,51 @@ def build_model(settings: dict[str, Any]) -> Any:
 
 
 def load_tiny(name: str) -> tuple[Any, Any]:
-    """(model, tokenizer) of an embedded net: float32, evaluation mode, no gradients into the weights."""
+    """(model, tokenizer) of a tiny net, by name: float32, evaluation mode, no gradients into the weights.
+
+    `tiny` is the first of them.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    name = FIRST if name == "tiny" else name
     settings = describe_tiny(name)["config"]
+    path = find_weights(name)
+    if path is None:
+        raise PlotError(
+            f"The net '{name}' is not installed; {' and '.join(EMBEDDED)} are. The other tiny nets are not part of the "
+            f"wheel. {how_to_ship('models', 'tiny')}."
+        )
     model = build_model(settings)
-    path = ASSETS / f"{name}.safetensors"
     try:
         weights = {key: value.float() for key, value in load_file(path).items()}
         missing, strange = model.load_state_dict(weights, strict=False)
     except (SafetensorError, RuntimeError, OSError) as e:
-        raise PlotError(f"The embedded net {path} is damaged ({e}). Install plot-ot again.") from e
+        raise PlotError(f"The tiny net {path} is damaged ({e}). Install plot-ot again.") from e
     if strange or set(missing) - {"lm_head.weight"}:  # tied to the embedding
-        raise PlotError(f"The embedded net {path} has other tensors than such a net. Install plot-ot again.")
+        raise PlotError(f"The tiny net {path} does not hold the tensors of such a net. Install plot-ot again.")
     tokenizer = transformers_library().PreTrainedTokenizerFast(
         tokenizer_file=str(ASSETS / "tokenizer.json"), **_SPECIAL
     )
     return model.eval().requires_grad_(False), tokenizer
 
 
+def is_tiny(name: object) -> bool:
+    """Whether a model's name is that of a tiny net, or `tiny` itself."""
+    return str(name) == "tiny" or str(name) in TINY
+
+
+def find_weights(name: str) -> Path | None:
+    """The file with a net's weights: in the package, the cache or the source tree; nothing where it is in none."""
+    file = f"{name}.safetensors"
+    if name in EMBEDDED:
+        return ASSETS / file
+    return next((f / file for f in shipped_folders("models", "tiny") if (f / file).is_file()), None)
+
+
 def describe_tiny(name: str) -> dict[str, Any]:
-    """What an embedded net is, what was planted in it, and what was measured: its ground truth."""
+    """What a tiny net is, what was planted in it, and what was measured: its ground truth."""
+    name = FIRST if name == "tiny" else name
     if name not in TINY:
         unknown("tiny net", name, TINY)
     path = ASSETS / f"{name}.json"
@@ -108,7 +142,9 @@ def describe_tiny(name: str) -> dict[str, Any]:
         if described["format"] != FORMAT:
             raise ValueError(f"format {described['format']!r}, not {FORMAT!r}")
     except (OSError, ValueError, KeyError) as e:
-        raise PlotError(f"The embedded net's description {path} is missing or damaged ({e}). Install again.") from e
+        raise PlotError(
+            f"The description {path} of a tiny net is missing or damaged ({e}). Install plot-ot again."
+        ) from e
     return described
 
 

@@ -168,18 +168,18 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
 
 def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
     """The cost of resumed passes."""
-    shape, blocks = scene.shape, scene.shape.left(p.place)
+    shape, blocks, through = scene.shape, scene.shape.left(p.place), scene.through(p.place)
     context = scene.context if shape.language else 0.0
-    at_once = scene.subject.resumed_at_once(machine.device)
+    branches = max(1, int(scene.subject.resumed_at_once(machine.device) / scene.tail(p.place)))
     pair_keys = context * shape.key_bytes
-    pairs_at_once = max(1, min(at_once // p.variants, scene.subject.pairs_at_once(pair_keys)))
-    slices = ceil(p.variants / at_once)
+    pairs_at_once = max(1, min(branches // p.variants, scene.subject.pairs_at_once(pair_keys)))
+    slices = ceil(p.variants / branches)
     pieces = max(ceil(p.pairs / pairs_at_once) * slices, min(p.shards, p.pairs)) * p.times
     ways = 1 + p.backward
     # a graph that would not fit is computed again on the way back
-    again = bool(p.backward) and scene.subject.recomputes(p.pairs * p.variants * blocks * shape.graph_bytes)
-    forward = p.responses * blocks * (1 + again)
-    backward = p.responses * blocks * p.backward
+    again = bool(p.backward) and scene.subject.recomputes(p.pairs * p.variants * through * shape.graph_bytes)
+    forward = p.responses * through * (1 + again)
+    backward = p.responses * through * p.backward
     calls = pieces * blocks * (ways + again)
     share = 1.0 if shape.language else SMALL
     keys = p.pairs * slices * p.times * blocks * pair_keys * (ways + again)
@@ -225,10 +225,10 @@ def memory(found: Forecast, scene: Scene, machine: Machine) -> Memory:
         responses = min(p.pairs * p.variants, subject.responses_per_batch)
         # edited vectors and a copy of a part; base and source by pair; to tell equal states apart, 64-bit words
         held = 8.0 * p.place.width * (responses + p.pairs)
-        going = shape.pass_bytes(min(responses, resumed), scene.context)
+        going = shape.pass_bytes(min(ceil(responses * scene.tail(p.place)), resumed), scene.context)
         passing, held = max(passing, going), held + going
         if p.backward:
-            graph = float(responses * shape.left(p.place) * shape.graph_bytes)
+            graph = float(responses * scene.through(p.place) * shape.graph_bytes)
             held += subject.memory / 2 if subject.recomputes(graph) else graph
         batch = max(batch, held, 6 * place)
     beside = place if on_disk else float(inputs.count * shape.vector_bytes)

@@ -76,23 +76,33 @@ def machine_by_name(
     return measure(dtype=dtype, cores=cores, rows=rows, width=width)
 
 
-def measure(*, dtype: str = "float32", cores: int = 1, rows: int = 512, width: int = 1024) -> Machine:
-    """This machine, by a probe of well under a second: products, a copy, and small operations."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def measure(
+    *,
+    dtype: str = "float32",
+    cores: int = 1,
+    rows: int = 512,
+    width: int = 1024,
+    device: torch.device | None = None,
+) -> Machine:
+    """This machine, by a probe of well under a second: products, a copy, and small operations.
+
+    It is probed on its GPU if it has one, or on the `device` you name.
+    """
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(cores)
     try:
         kind = getattr(torch, dtype)
         x = torch.randn(rows, width, device=device).to(kind)
         w = torch.randn(4 * width, width, device=device).to(kind)
-        product = _best(lambda: torch.nn.functional.linear(x, w), device, cores)
+        product = best_time(lambda: torch.nn.functional.linear(x, w), device, cores)
         x, w = x.float(), w.float()
-        slow = product if kind is torch.float32 else _best(lambda: torch.nn.functional.linear(x, w), device, cores)
+        slow = product if kind is torch.float32 else best_time(lambda: torch.nn.functional.linear(x, w), device, cores)
         block = torch.zeros(1 << 26, dtype=torch.uint8, device=device)
         into = block.clone()
-        copy = _best(lambda: into.copy_(block), device, cores)
+        copy = best_time(lambda: into.copy_(block), device, cores)
         small = torch.zeros(8, 8, device=device)
-        operation = _best(lambda: [small.add(1.0) for _ in range(100)], device, cores) / 100
+        operation = best_time(lambda: [small.add(1.0) for _ in range(100)], device, cores) / 100
     finally:
         torch.set_num_threads(threads)
     gpu = device.type == "cuda"
@@ -113,7 +123,7 @@ def measure(*, dtype: str = "float32", cores: int = 1, rows: int = 512, width: i
     )
 
 
-def _best(work: Callable[[], object], device: torch.device, cores: int, seconds: float = 0.1) -> float:
+def best_time(work: Callable[[], object], device: torch.device, cores: int, seconds: float = 0.1) -> float:
     """The fastest of repeated runs: what disturbs them only ever makes them slower.
 
     On one core it is the CPU's seconds that count, so that others who use the machine do not.

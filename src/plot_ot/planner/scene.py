@@ -84,6 +84,7 @@ class Scene:
     beside: Mapping[str, Inputs] = field(default_factory=dict)
     """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`."""
     _classes: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False, repr=False)
+    _tails: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of_subject(cls, subject: Subject, splits: Splits, outputs: int) -> Scene:
@@ -132,17 +133,40 @@ class Scene:
         """The average number of tokens in a prompt."""
         return self.inputs.tokens / self.inputs.count
 
+    def tail(self, place: Place) -> float:
+        """The average number of tokens that an edit at a place runs again: those from its token to the end."""
+        if place.token not in self._tails:
+            self._tails[place.token] = float(self.subject.tails(place, self.fit.bank.base).double().mean())
+        return self._tails[place.token]
+
+    def through(self, place: Place) -> float:
+        """Block-tokens of one response resumed at a place; of the last block's tokens only the last runs to its end."""
+        blocks, tail = self.shape.left(place), self.tail(place)
+        return blocks * tail if tail == 1 or not blocks else (blocks - 1) * tail + 1
+
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
         """How many pairs edits at these places can tell apart; each of them runs once."""
-        # a language model's last token holds the whole prompt, whatever the place
-        key = recording.bank.name, *(() if self.shape.language else (p.name for p in places))
+        # a language model's token holds the prompt up to there, whatever the block
+        names = [p.token if self.shape.language else p.name for p in places]
+        key = recording.bank.name, *dict.fromkeys(names)
         if key not in self._classes:
-            if self.shape.language:
-                pairs = torch.stack([recording.base_rows, recording.source_rows], dim=1)
-                self._classes[key] = len(pairs.unique(dim=0))
-            else:
+            if not self.shape.language:
                 self._classes[key] = len(Distinct.of(recording, places).once)
+            else:
+                seen = zip(recording.base_rows.tolist(), self._seen(recording, places), strict=True)
+                self._classes[key] = len(set(seen))
         return self._classes[key]
+
+    def _seen(self, recording: BankRecording, places: Sequence[Place]) -> list[object]:
+        """Of every pair's source, what the tokens of some places have seen: its beginning up to the last of them."""
+        tails = torch.stack([self.subject.tails(p, recording.bank.source) for p in places]).amin(dim=0)
+        encoded = self.subject.encoded(recording.bank.source) if int(tails.max()) > 1 else None
+        if encoded is None:
+            return recording.source_rows.tolist()
+        return [
+            tuple(ids[real][: 1 - tail or None].tolist())
+            for ids, real, tail in zip(*encoded, tails.tolist(), strict=True)
+        ]
 
 
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Tokens:

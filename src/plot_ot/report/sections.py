@@ -15,7 +15,7 @@ from plot_ot.files.writing import Json
 from plot_ot.judging.status import Status
 from plot_ot.report.findings import STATUSES, widths_of
 from plot_ot.report.summary import is_study, kind_of
-from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, methods_in
+from plot_ot.report.tables import CONTROLS, average_by_seed, banks_in, inputs_said, methods_in
 from plot_ot.report.words import count, names
 
 TASKS = {
@@ -267,6 +267,7 @@ def provenance(reading: Reading) -> Json:
         "versions": _table(m.get("versions")),
         "machine": _table(m.get("machine")),
         "config": _table(reading.config),
+        "inputs": inputs_said(reading.results),
         "seeds": reading.distinct("seed", "records"),
         "directory": reading.name,
         "files": kept,

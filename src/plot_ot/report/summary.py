@@ -63,7 +63,26 @@ def warnings(reading: Reading, method: str | None) -> list[str]:
     seeds = reading.distinct("seed", "records")
     if len(seeds) == 1 and is_study(reading):
         found.append("One seed only: nothing is known about the spread over networks.")
-    return found + _calibration(reading) + _power(reading) + (_handles(reading, method) if method else [])
+    return (
+        found
+        + _unfiltered(reading)
+        + _calibration(reading)
+        + _power(reading)
+        + (_handles(reading, method) if method else [])
+    )
+
+
+def _unfiltered(reading: Reading) -> list[str]:
+    """Inputs that the network gets wrong and that count all the same."""
+    said = []
+    for note in reading.results["notes"]:
+        right, asked = note.get("right"), note.get("asked")
+        if note.get("filter") == "none" and isinstance(right, int) and isinstance(asked, int) and 0 <= right < asked:
+            said.append(
+                f"No filter: {asked - right} of {asked} inputs, which the network answers unlike the hypothesis, count "
+                f"as well; where it is wrong without an edit, a handle can hardly make it right."
+            )
+    return list(dict.fromkeys(said))
 
 
 def _calibration(reading: Reading) -> list[str]:

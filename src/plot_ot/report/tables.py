@@ -173,6 +173,13 @@ def cross_table(results: Json) -> Table:
     return table
 
 
+def inputs_said(results: Json) -> list[str]:
+    """Which inputs count, how many are answered right and what is held out, as sentences."""
+    kept = [n.get("inputs") for n in results["notes"]]
+    told = [s for some in kept if isinstance(some, list) for s in some if isinstance(s, str) and s]
+    return list(dict.fromkeys(f"{s[:1].upper()}{s[1:]}." for s in told))
+
+
 def bank_lines(results: Json) -> list[str]:
     """What the banks are made of: pass rates, shared inputs, and pairs that tell a handle from copying the source."""
     lines = []
@@ -186,6 +193,7 @@ def bank_lines(results: Json) -> list[str]:
         cells = {cell: [r[cell] for r in rates if r.get(cell) is not None] for cell in rates[0]}
         shown = ", ".join(f"{cell} {mean_sd(found, 4)}" for cell, found in cells.items())
         lines.append(f"Inputs the network answers correctly, by cell: {shown}; only these are paired.")
+    lines += inputs_said(results)
     shared = [n["shared_sources"] for n in results["notes"] if n.get("shared_sources")]
     if shared:
         most = {pair: max(s[pair] for s in shared) for pair in shared[0]}

@@ -273,13 +273,14 @@ def _exact(recording: BankRecording, family: SiteFamily, side: Abstract, view: V
     at_once = variants_at_once(recording.subject, len(family), len(distinct.once))
     cut = [some.tolist() for some in torch.arange(len(family)).split(at_once - 1)]
     edits = [(some, _one_by_one(family, some)) for some in cut]
+    recorded = distinct.once.base_outputs.cpu()
     for fold, here in batches(_fold_of_class(side.folds, distinct), max(1, size // at_once)):
         for some, edit in edits:
-            features = view.readout.neural(resume_edited(distinct.once, edit, here, gathered))
-            v = view.seen((features[:-1] - features[-1:]).cpu(), fold)
+            features = view.readout.neural(resume_edited(distinct.once, edit, here, gathered).cpu())
+            v = view.seen(features[:-1] - features[-1:], fold)
             sums.add(fold, some, v, weight[here], u[:, :, here])
-        recorded = view.readout.neural(distinct.once.base_outputs[here])
-        sums.noise += side.noise(view.seen(features[-1] - recorded, fold), weight[here])
+        resumed = features[-1] - view.readout.neural(recorded[here])
+        sums.noise += side.noise(view.seen(resumed, fold), weight[here])
     return sums
 
 

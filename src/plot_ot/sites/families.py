@@ -141,16 +141,15 @@ PCA_DATA = ("bases", "bases+sources")
 def principal_frame(recording: Recording, place: Place, data: str = "bases") -> Frame:
     """Centred PCA of the distinct recorded activations at a place: an orthonormal basis, by falling variance.
 
-    `data` names the activations: the pairs' `bases` (paper), or `bases+sources`. The rank is at most their number - 1.
+    `data` names the activations: the pairs' `bases` (paper), or `bases+sources`. The rank is at most their number - 1;
+    a place that is the same for all inputs, such as a token that has seen nothing yet, has one dead direction.
     """
     if data not in PCA_DATA:
         unknown("PCA data", data, PCA_DATA)
     rows = recording.base_rows if data == "bases" else torch.cat([recording.base_rows, recording.source_rows])
     a = recording.store.activations[place.name][rows.unique()].double()
     _, spread, directions = torch.linalg.svd(a - a.mean(dim=0), full_matrices=False)
-    rank = int((spread > 1e-6 * spread[0].clamp(min=1e-300)).sum())
-    if not rank:
-        raise PlotError(f"All activations at {place.name} are equal: there is nothing to fit a PCA to.")
+    rank = max(1, int((spread > 1e-6 * spread[0].clamp(min=1e-300)).sum()))  # where nothing varies: a dead site
     return Frame.orthonormal(directions[:rank].T.contiguous().to(torch.get_default_dtype()), "pca")
 
 

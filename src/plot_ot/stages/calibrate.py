@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,6 +25,8 @@ from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced", "sensitive")
 TIES = ("smallest", "loss", "natural")
+COARSE_SIZES, COARSE_STRENGTHS, FOLLOWED = 5, 6, 4
+"""Of a coarse grid: how many K and λ it has at most; around the best points of how many candidates it is refined."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class Search:
             raise PlotError(f"The search needs K >= 1 and some λ; found K {self.sizes}, λ {self.strengths}.")
         if list(self.sizes) != sorted(set(self.sizes)):
             raise PlotError(f"The K grid must rise without repetitions; found {self.sizes}.")
+
+    def coarse(self) -> Search:
+        """A grid of a few of its sizes and strengths, the ends among them."""
+        positive = min(self.strengths) > 0
+        strengths = _spread(sorted(self.strengths), COARSE_STRENGTHS) if positive else self.strengths
+        return replace(self, sizes=_spread(self.sizes, COARSE_SIZES), strengths=strengths)
 
 
 def calibrate(
@@ -86,6 +96,47 @@ def calibrate(
     return Calibration(handle, best, search.sizes, search.strengths, surface, at)
 
 
+def calibrate_coarsely(
+    recording: BankRecording, candidates: Sequence[Candidate], variable: str, search: Search, readout: Readout
+) -> Calibration:
+    """The best (candidate, K, λ), looked for in two rounds: a coarse grid, then the whole grid around its best points.
+
+    For controls, which search many times: it finds what the whole grid would (docs/trust.md) for a few of its runs.
+    """
+    coarse = search.coarse()
+    first = calibrate(recording, candidates, variable, coarse, readout)
+    reached = first.surface.flatten(1).max(dim=1)
+    best = first
+    for at in reached.values.argsort(descending=True, stable=True)[:FOLLOWED].tolist():
+        k, s = divmod(int(reached.indices[at]), len(coarse.strengths))
+        around = replace(
+            search,
+            sizes=_between(search.sizes, coarse.sizes, k),
+            strengths=_between(search.strengths, coarse.strengths, s),
+        )
+        found = calibrate(recording, [candidates[at]], variable, around, readout)
+        best = found if found.score > best.score + 1e-9 else best
+    return replace(first, handle=best.handle, score=best.score)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _spread(values: Sequence[Number], count: int) -> tuple[Number, ...]:
+    """So many of some rising positive values, the ends among them, in about equal ratios."""
+    if len(values) <= count:
+        return tuple(values)
+    ratio = values[-1] / values[0]
+    targets = [values[0] * ratio ** (k / (count - 1)) for k in range(count)]
+    return tuple(sorted({min(values, key=lambda x: abs(math.log(x / target))) for target in targets}))
+
+
+def _between(values: Sequence[Number], some: Sequence[Number], at: int) -> tuple[Number, ...]:
+    """The values from the neighbour below of one of some to the neighbour above."""
+    low, high = some[max(at - 1, 0)], some[min(at + 1, len(some) - 1)]
+    return tuple(x for x in values if low <= x <= high)
+
+
 def at_edge(search: Search, size: int, strength: int, sites: int) -> list[str]:
     """Which choices lie at the end of their grid, in words: a better one may lie beyond."""
     said = edge_of(search.strengths, strength)
@@ -117,7 +168,8 @@ def _by_size(candidates: Sequence[Candidate], variable: str, tops: Sequence[int]
 
 def _grid_weights(c: Candidate, variable: str, search: Search) -> Float[Tensor, "settings sites"]:
     """λ Π̃_{j|i} for every (K, λ) of the grid."""
-    tops = torch.stack([top_k_weights(c.coupling, variable, min(k, len(c.family))) for k in search.sizes])
+    ranked = c.coupling.ranking(variable)
+    tops = torch.stack([_top_weights(c.coupling, variable, ranked[: min(k, len(c.family))]) for k in search.sizes])
     strengths = torch.tensor(search.strengths, dtype=tops.dtype)
     return (tops[:, None, :] * strengths[None, :, None]).flatten(0, 1)
 
@@ -195,9 +247,12 @@ def within_places(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def top_k_weights(coupling: Coupling, variable: str, k: int) -> Float[Tensor, " sites"]:
     """Π̃_{j|i}: the k highest-mass sites, renormalised to sum to one."""
+    return _top_weights(coupling, variable, coupling.ranking(variable)[:k])
+
+
+def _top_weights(coupling: Coupling, variable: str, top: Sequence[int]) -> Float[Tensor, " sites"]:
     row = torch.from_numpy(coupling.row(variable))
     kept = torch.zeros_like(row)
-    top = coupling.ranking(variable)[:k]
     kept[top] = row[top].clamp(min=1e-300)
     return kept / kept.sum()
 
@@ -310,20 +365,33 @@ def correct(
     recording: BankRecording, handle: Handle, readout: Readout, variable: str | None = None
 ) -> Bool[Tensor, " pairs"]:
     """Whether the handle gives each pair's counterfactual label (of its own variable unless another is named)."""
-    edits, named = handle.batch(), variable or handle.variable
+    return _correct_under(recording, handle.batch(), variable or handle.variable, readout)[0]
+
+
+def correct_all(recording: BankRecording, handles: Sequence[Handle], readout: Readout) -> Bool[Tensor, "handles pairs"]:
+    """The same for several handles of one variable, of equal sizes at the same places, which run together."""
+    batches = zip(*(h.batch() for h in handles), strict=True)
+    edits = [EditBatch(b[0].place, Frame.stack([e.frame for e in b]), torch.cat([e.gains for e in b])) for b in batches]
+    return _correct_under(recording, edits, handles[0].variable, readout)
+
+
+def _correct_under(
+    recording: BankRecording, edits: Sequence[EditBatch], variable: str, readout: Readout
+) -> Bool[Tensor, "variants pairs"]:
     parts = shards(recording)
-    units = [Unit(_correct, pairs, tuple(e.place for e in edits), (edits, named, readout)) for pairs in parts]
-    right = torch.zeros(len(recording), dtype=torch.bool)
+    units = [Unit(_correct, pairs, tuple(e.place for e in edits), (edits, variable, readout)) for pairs in parts]
+    right = torch.zeros(len(edits[0].gains), len(recording), dtype=torch.bool)
     for pairs, found in zip(parts, run(recording, units), strict=True):
-        right[pairs] = found
+        right[:, pairs] = found
     return right
 
 
 def _correct(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, readout: Readout
-) -> Bool[Tensor, " pairs"]:
+) -> Bool[Tensor, "variants pairs"]:
     labels = recording.bank.labels[variable].to(recording.subject.device)
-    right = torch.zeros(len(recording), dtype=torch.bool, device=labels.device)
-    for _, pairs, outputs in stream(recording, edits):
-        right[pairs] = readout.correct(outputs, labels[pairs])[0]
+    right = torch.zeros(len(edits[0].gains), len(recording), dtype=torch.bool, device=labels.device)
+    for variants, pairs, outputs in stream(recording, edits):
+        at = torch.arange(len(recording), device=labels.device)[pairs]
+        right[variants.to(labels.device)[:, None], at] = readout.correct(outputs, labels[pairs])
     return right.cpu()

@@ -12,7 +12,16 @@ import torch
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle, handle_from_edits
-from plot_ot.stages.calibrate import Search, calibrate, pair_weights, scored_all, scored_frames, within_places
+from plot_ot.stages.calibrate import (
+    FOLLOWED,
+    Search,
+    calibrate,
+    calibrate_coarsely,
+    pair_weights,
+    scored_all,
+    scored_frames,
+    within_places,
+)
 from plot_ot.stages.das import Rotation, Training, train_all
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.forecast import AGREEING, Forecast
@@ -28,10 +37,12 @@ class Calibrate:
     """Turn each variable's couplings into the best handle of the (K, λ) grid.
 
     `supports="all"` takes the top K over the whole menu; `"place"` also tries the top K within each single place.
+    `coarse` goes through the grid in two rounds, as controls do.
     """
 
     search: Search
     supports: str = "all"
+    coarse: bool = False
 
     def __call__(self, problem: Problem, state: State) -> State:
         found, profile = {}, {}
@@ -42,7 +53,8 @@ class Calibrate:
                 if not candidates:
                     raise PlotError(f"There is no coupling to calibrate for '{v}'; put a localization stage before.")
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
-                found[v] = calibrate(problem.calibration, options, v, search, problem.readout)
+                find = calibrate_coarsely if self.coarse else calibrate
+                found[v] = find(problem.calibration, options, v, search, problem.readout)
                 profile[v] = _within_one_place(options, v, found[v])
         handles = {v: c.handle for v, c in found.items()}
         return replace(state, calibrations=found, handles=handles, profile=best_of(state.profile, profile))
@@ -52,18 +64,22 @@ class Calibrate:
 
         Variants that are equally good may run once more for their losses: in the highest case all of them do.
         """
-        strengths, ahead.variants = len(self.search.strengths), 0
+        search = self.search.coarse() if self.coarse else self.search
+        strengths, ahead.variants = len(search.strengths), 0
         for v, f in product(ahead.variables, ahead.families):
             supports = [f.places]
             if self.supports == "place" and len(f.places) > 1:
                 supports += [(p,) for p in f.places]
             for places in supports:
                 sites = f.sites * len(places) // len(f.places)
-                sizes = sorted({min(k, max(1, sites)) for k in self.search.sizes})
+                sizes = sorted({min(k, max(1, sites)) for k in search.sizes})
                 ahead.variants += f.chance[v] * f.couplings * len(sizes) * strengths
                 again = {"smallest": 0.0, "natural": 1 / len(sizes), "loss": 1.0}[self.search.ties]
                 again *= ahead.case == "highest"
                 _forecast_grid(ahead, places, sizes, strengths, f.chance[v] * f.couplings * (1 + again))
+                if self.coarse:  # around each of the best points there are about as many again
+                    followed = min(FOLLOWED, f.couplings)
+                    _forecast_grid(ahead, places, sizes, strengths, f.chance[v] * followed)
 
 
 def _within_one_place(candidates: Sequence[Candidate], variable: str, found: Calibration) -> dict[str, float]:

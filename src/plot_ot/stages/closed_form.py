@@ -14,7 +14,7 @@ What this uses beyond output effects: the values of z and f for the fit inputs. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,15 +22,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from plot_ot.abstract.causal_model import Values
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import handle_from_edits
 from plot_ot.stages.calibrate import edge_of, pair_weights, scored_frames
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, State, best_by
+from plot_ot.stages.ridge import Differences, Factorized, Regression
 from plot_ot.subjects import BankRecording, Place
 
 RULES = ("alone", "siblings", "frontier")
+Shift = tuple[Int[Tensor, " known"], Float[Tensor, "known d"]]
+"""The pairs whose mean shift is known, and what it is."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,10 @@ class ClosedForm:
 
     def __call__(self, problem: Problem, state: State) -> State:
         handles = {}
+        with problem.clock.part("closed_form"):
+            found = self._everywhere(problem.fit, state)
         for v in problem.variables:
-            with problem.clock.part("closed_form"):
-                candidates = [c for p in state.places[v] for c in self.candidates(problem.fit, p, v)]
+            candidates = [c for p in state.places[v] for c in found[v, p]]
             if not candidates:
                 raise PlotError(
                     f"No pair of the fit bank moves the states at {', '.join(p.name for p in state.places[v])} where "
@@ -85,28 +90,40 @@ class ClosedForm:
                 forms = sum(k < p.width for k in self.sizes) + 2 * rules * len(self.ridges)
                 ahead.add("calibration", p, ahead.scene.calibration, forms * len(self.strengths), chance)
 
+    def _everywhere(self, fit: BankRecording, state: State) -> dict[tuple[str, Place], list[Form]]:
+        """The closed forms of every variable at every place that is open to it: a place's states are taken apart once,
+        a variable's cells are found once."""
+        cells = {v: different_cells(fit, v) for v in state.places}
+        found = {}
+        for place in dict.fromkeys(p for open_to in state.places.values() for p in open_to):
+            at = _difference(fit, place)
+            for v, open_to in state.places.items():
+                if place in open_to:
+                    found[v, place] = self._forms(fit, place, v, at, cells[v])
+        return found
+
     def candidates(self, fit: BankRecording, place: Place, variable: str) -> list[Form]:
         """Every closed form at a place, by rule for the cells."""
-        base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
-        difference = source - base
-        if not difference.any():  # a dead place has nothing to offer
+        return self._forms(fit, place, variable, _difference(fit, place), different_cells(fit, variable))
+
+    def _forms(
+        self, fit: BankRecording, place: Place, variable: str, at: Factorized, cells: Mapping[str, Cells]
+    ) -> list[Form]:
+        if not at.rows.any():  # a dead place has nothing to offer
             return []
+        states = fit.store.activations[place.name]
         found = [
             Form(place, "contrastive", k, "alone", frame)
-            for k, frame in contrastive(difference, fit.bank.changed[variable], self.sizes)
+            for k, frame in _contrastive(at.whole, fit.bank.changed[variable], self.sizes)
         ]
-        seen: list[tuple[str, ...]] = []
-        for rule in RULES:
-            others = cell_variables(fit, variable, rule)
-            if others in seen:  # the same cells under another name
-                continue
-            seen.append(others)
-            shift = cell_shift(fit, place, variable, others)
+        for rule, own in cells.items():
+            shift = own.shift(states)
             if shift is None:
                 continue
             known, delta = shift
+            regression = at.of(known).regression(delta)
             for ridge in self.ridges:
-                frame = barycentric(difference[known], delta, ridge)
+                frame = _barycentric(regression, ridge)
                 if frame is not None:
                     found.append(Form(place, "barycentric", ridge, rule, frame))
                     found.append(Form(place, "discriminant", ridge, rule, leading(frame)))
@@ -147,41 +164,65 @@ def cell_variables(fit: BankRecording, variable: str, rule: str) -> tuple[str, .
     return tuple(f for f in frontier if set(causal.parents(f)) & set(causal.parents(variable)))
 
 
-def cell_shift(
-    fit: BankRecording, place: Place, variable: str, others: Sequence[str]
-) -> tuple[Int[Tensor, " known"], Float[Tensor, "known d"]] | None:
-    """μ(z_s, f_b) - μ(z_b, f_b) for the pairs whose two cells both occur among the fit inputs."""
-    causal = fit.bank.causal
-    at_base, at_source = causal.run(fit.bank.base), causal.run(fit.bank.source)
-    base = _codes([at_base[variable], at_source[variable]])  # equal codes, equal values, on both sides
-    size, total = len(fit), int(base.max()) + 1
-    z_base, z_source = base.split(size)
-    f_base, f_source = torch.zeros_like(z_base), torch.zeros_like(z_source)
-    for other in others:
-        code = _codes([at_base[other], at_source[other]])
-        f_base, f_source = (
-            f * (int(code.max()) + 1) + c for f, c in zip((f_base, f_source), code.split(size), strict=True)
-        )
-    cells = [f * total + z for f, z in ((f_base, z_base), (f_source, z_source), (f_base, z_source))]
-    _, cell = torch.unique(torch.cat(cells), return_inverse=True)
-    of_base, of_source, of_swapped = cell.split(size)
-    inputs = torch.cat([fit.base_rows, fit.source_rows]).cpu()
-    of_input = torch.zeros(int(inputs.max()) + 1, dtype=torch.long)
-    of_input[inputs] = torch.cat([of_base, of_source])
-    distinct = inputs.unique()
-    states = fit.store.activations[place.name].double().cpu()[distinct]
-    where, count = of_input[distinct], torch.bincount(of_input[distinct], minlength=int(cell.max()) + 1)
-    mean = torch.zeros(len(count), states.shape[1], dtype=torch.float64).index_add(0, where, states)
-    mean = mean / count.clamp(min=1)[:, None]
-    known = (count[of_swapped] > 0).nonzero().squeeze(1)
-    if not len(known):
-        return None
-    return known, mean[of_swapped[known]] - mean[of_base[known]]
+@dataclass(frozen=True)
+class Cells:
+    """The cells (z, f) of a variable and of what else defines them, of fit inputs and pairs; they know no place."""
+
+    inputs: Int[Tensor, " inputs"]
+    """The distinct fit inputs."""
+    of_input: Int[Tensor, " inputs"]
+    of_base: Int[Tensor, " pairs"]
+    of_swapped: Int[Tensor, " pairs"]
+    """The cell (z_s, f_b)."""
+    count: Int[Tensor, " cells"]
+    """How many of the inputs are in each cell."""
+
+    @classmethod
+    def of(cls, fit: BankRecording, variable: str, others: Sequence[str]) -> Cells:
+        """The cells of a variable and these others."""
+        values = [fit.bank.causal.run(side) for side in (fit.bank.base, fit.bank.source)]
+        z_base, z_source = value_codes(values, variable)
+        size, total = len(fit), int(torch.cat([z_base, z_source]).max()) + 1
+        f_base, f_source = torch.zeros_like(z_base), torch.zeros_like(z_source)
+        for other in others:
+            code = value_codes(values, other)
+            most = int(torch.cat(code).max()) + 1
+            f_base, f_source = (f * most + c for f, c in zip((f_base, f_source), code, strict=True))
+        cells = [f * total + z for f, z in ((f_base, z_base), (f_source, z_source), (f_base, z_source))]
+        _, cell = torch.unique(torch.cat(cells), return_inverse=True)
+        of_base, of_source, of_swapped = cell.split(size)
+        rows = torch.cat([fit.base_rows, fit.source_rows]).cpu()
+        of_row = torch.zeros(int(rows.max()) + 1, dtype=torch.long)
+        of_row[rows] = torch.cat([of_base, of_source])
+        inputs = rows.unique()
+        count = torch.bincount(of_row[inputs], minlength=int(cell.max()) + 1)
+        return cls(inputs, of_row[inputs], of_base, of_swapped, count)
+
+    def shift(self, activations: Float[Tensor, "rows d"]) -> Shift | None:
+        """μ(z_s, f_b) - μ(z_b, f_b) for the pairs whose two cells both occur among the inputs; None where none does."""
+        known = (self.count[self.of_swapped] > 0).nonzero().squeeze(1)
+        if not len(known):
+            return None
+        states = activations.cpu()[self.inputs].double()
+        mean = torch.zeros(len(self.count), states.shape[1], dtype=torch.float64).index_add(0, self.of_input, states)
+        mean = mean / self.count.clamp(min=1)[:, None]
+        return known, mean[self.of_swapped[known]] - mean[self.of_base[known]]
 
 
-def finest_shift(
-    fit: BankRecording, place: Place, variable: str, least: float = 0.9
-) -> tuple[Int[Tensor, " known"], Float[Tensor, "known d"]]:
+def different_cells(fit: BankRecording, variable: str, rules: Sequence[str] = RULES) -> dict[str, Cells]:
+    """A variable's cells by rule, without rules that name the same cells as one before."""
+    by_others: dict[tuple[str, ...], str] = {}
+    for rule in rules:
+        by_others.setdefault(cell_variables(fit, variable, rule), rule)
+    return {rule: Cells.of(fit, variable, others) for others, rule in by_others.items()}
+
+
+def cell_shift(fit: BankRecording, place: Place, variable: str, others: Sequence[str]) -> Shift | None:
+    """μ(z_s, f_b) - μ(z_b, f_b) at a place, for the pairs where it is known."""
+    return Cells.of(fit, variable, others).shift(fit.store.activations[place.name])
+
+
+def finest_shift(fit: BankRecording, place: Place, variable: str, least: float = 0.9) -> Shift:
     """`cell_shift` by the rule of the most variables whose cells are known for at least a share of the pairs."""
     for rule in reversed(RULES):
         shift = cell_shift(fit, place, variable, cell_variables(fit, variable, rule))
@@ -190,26 +231,26 @@ def finest_shift(
     raise PlotError(f"No fit input has a value of '{variable}' that a source has: nothing is known of its swaps.")
 
 
-def _codes(values: Sequence[Tensor]) -> Int[Tensor, " rows"]:
-    """Batched values of any shape, one after the other, as one integer per row."""
-    joint = torch.cat(list(values))
-    cell: Tensor = torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
-    return cell
+def value_codes(sides: Sequence[Values], variable: str) -> list[Int[Tensor, " rows"]]:
+    """A variable's values, of any shape, as one integer per row; equal codes, equal values, on all sides."""
+    joint = torch.cat([values[variable] for values in sides])
+    code: Tensor = torch.unique(joint, dim=None if joint.ndim == 1 else 0, return_inverse=True)[1]
+    return list(code.split([len(values[variable]) for values in sides]))
+
+
+def _difference(fit: BankRecording, place: Place) -> Factorized:
+    """a_s - a_b of every fit pair at a place, in double precision on the CPU."""
+    return Factorized(fit.source_at(place).double().cpu() - fit.base_at(place).double().cpu())
 
 
 def barycentric(difference: Float[Tensor, "pairs d"], shift: Float[Tensor, "pairs d"], ridge: float) -> Frame | None:
     """The ridge regression of the shift on the difference, as the oblique frame of its singular vectors."""
-    d = difference.shape[1]
-    gram = difference.T @ difference
-    scale = float(gram.diagonal().mean())
-    if not scale > 0:
-        raise PlotError("Base and source states are all equal at this place: there is nothing to regress on.")
-    m = torch.linalg.solve(gram + ridge * scale * torch.eye(d, dtype=gram.dtype), difference.T @ shift).T
-    u, s, vt = torch.linalg.svd(m)
-    rank = int((s > 1e-3 * s[0]).sum())
-    if not s[0] > 0:
-        return None
-    return _oblique(vt[:rank].T, u[:, :rank] * s[:rank], "barycentric")
+    return _barycentric(Differences.of(difference).regression(shift), ridge)
+
+
+def _barycentric(regression: Regression, ridge: float) -> Frame | None:
+    found = regression.factors(ridge, 1e-3)
+    return None if found is None else _oblique(*found, "barycentric")
 
 
 def leading(frame: Frame) -> Frame:
@@ -220,13 +261,15 @@ def leading(frame: Frame) -> Frame:
 
 def contrastive(difference: Float[Tensor, "pairs d"], changed: Tensor, sizes: Sequence[int]) -> list[tuple[int, Frame]]:
     """Leading directions of E[δδᵀ | z changes] - E[δδᵀ | z stays], for several sizes."""
-    moved, kept = difference[changed], difference[~changed]
-    if not len(moved) or not len(kept):
+    return _contrastive(Differences.of(difference), changed, sizes)
+
+
+def _contrastive(difference: Differences, changed: Tensor, sizes: Sequence[int]) -> list[tuple[int, Frame]]:
+    if not changed.any() or changed.all():
         return []
-    contrast = moved.T @ moved / len(moved) - kept.T @ kept / len(kept)
-    _, vectors = torch.linalg.eigh(contrast)
-    basis = vectors.flip(1).to(torch.get_default_dtype())
-    return [(k, Frame.orthonormal(basis[:, :k].contiguous(), "contrastive")) for k in sizes if k < basis.shape[0]]
+    basis = difference.contrast(changed, max(sizes)).to(torch.get_default_dtype())
+    most = min(basis.shape[1], basis.shape[0] - 1)
+    return [(k, Frame.orthonormal(basis[:, :k].contiguous(), "contrastive")) for k in sizes if k <= most]
 
 
 def _oblique(read: Tensor, write: Tensor, kind: str) -> Frame:

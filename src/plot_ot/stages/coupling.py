@@ -110,9 +110,9 @@ class Localize:
     def _measure(self, problem: Problem, family: SiteFamily, mask: Bool[ndarray, "m n"] | None) -> Signatures:
         fit, readout = problem.fit, problem.readout
         if isinstance(self.signatures, Prefilter):
-            return self.signatures(fit, family, readout, self.spec, problem.variables, self.transport, mask)
+            return self.signatures(fit, family, readout, self.spec, problem.coupled, self.transport, mask)
         how = exact_signatures if self.signatures == "exact" else jacobian_signatures
-        return how(fit, family, readout, self.spec, problem.variables)
+        return how(fit, family, readout, self.spec, problem.coupled)
 
     def _weighted(self, problem: Problem, found: Signatures) -> list[Signatures]:
         """The signatures under every weighting of the families; just themselves where families are not kept apart."""
@@ -126,7 +126,8 @@ class Localize:
         """Which variables may be matched with which sites."""
         if self.coupling != "masked":
             return None
-        return np.array([[s.place in state.places[v] for s in family.sites] for v in problem.variables])
+        open_to = {v: state.places.get(v, problem.subject.places) for v in problem.coupled}
+        return np.array([[s.place in open_to[v] for s in family.sites] for v in problem.coupled])
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class LocalizeTokens:
         tried = {p for at in by_token.values() for p in _spread_out(at, self.depth)}
         with problem.clock.part("signatures"):
             family = whole_places(problem.fit, [p for p in places if p in tried])
-            found = exact_signatures(problem.fit, family, problem.readout, self.spec, problem.variables)
+            found = exact_signatures(problem.fit, family, problem.readout, self.spec, problem.coupled)
         with problem.clock.part("transport"):
             nearest = _nearest(found, tokens(problem.fit, places))
             couplings = couple(nearest, self.transport)

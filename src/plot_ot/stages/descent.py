@@ -92,18 +92,18 @@ def descend(
     stale, epochs = torch.zeros(jobs, dtype=torch.long), torch.zeros(jobs, dtype=torch.long)
     final = torch.full((jobs,), math.inf, dtype=torch.float64)
     for epoch in range(1, spec.most + 1):
-        total = torch.zeros(len(active), dtype=torch.float64)
+        total = torch.zeros(len(active), dtype=torch.float64, device=device)
         order = torch.randperm(len(distinct.once), generator=generator).to(device)
         for classes, pairs, expand in distinct.batches(at_once, order):
             batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))
             losses = readout.loss(outputs, labels[active][:, pairs]).mean(dim=1)
-            refuse_non_finite(losses.detach(), partial(_diverged, variants, active, epoch))
             penalty = variants.penalty(active, pairs)
             (losses.sum() if penalty is None else losses.sum() + penalty.sum()).backward()
             variants.step(active, epoch / spec.most)
-            total += losses.detach().cpu().double() * outputs.shape[1]
-        mean = total / len(recording)
+            total += losses.detach().double() * outputs.shape[1]
+        mean = total.cpu() / len(recording)  # the one time in an epoch that a GPU is waited for
+        refuse_non_finite(mean, partial(_diverged, variants, active.cpu(), epoch))
         here = active.cpu()
         final[here], epochs[here] = mean, epoch
         improved = mean < best[here] * (1 - spec.improvement)

@@ -88,6 +88,9 @@ class Setting(Protocol):
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
         """Pairs that edits at some places can tell apart: each of them runs once."""
 
+    def through(self, place: Place) -> float:
+        """Block-tokens of one response resumed at a place."""
+
 
 @dataclass
 class Forecast:
@@ -194,10 +197,10 @@ class Forecast:
         return {p: min(1.0, chance) for p, chance in chances.items() if chance}
 
     def by_price(self, places: Iterable[Place]) -> list[Place]:
-        """Places, cheapest first, in the highest case dearest first: by the blocks that a resumed bank runs."""
+        """Places, cheapest first, in the highest case dearest first: by the block-tokens that a resumed bank runs."""
 
-        def price(p: Place) -> int:
-            return self.scene.shape.left(p) * self.scene.classes(self.scene.fit, [p])
+        def price(p: Place) -> float:
+            return self.scene.through(p) * self.scene.classes(self.scene.fit, [p])
 
         return sorted(places, key=price, reverse=self.case == "highest")
 

@@ -61,6 +61,7 @@ class Rest:
     later: tuple[Float[Tensor, "pairs _"], ...]
     """The source's states at the other places."""
     labels: Tensor
+    """On the CPU, where losses and their curvature are computed: outputs are few numbers."""
     weights: Float[Tensor, " pairs"]
     readout: Readout
     batch: int
@@ -94,7 +95,7 @@ class Rest:
             base,
             (recording.source_at(first_place)[first] - base).double().cpu(),
             tuple(recording.source_at(p)[first] for p in others),
-            labels.to(device)[first],
+            labels.cpu()[first.cpu()],
             summed,
             sharpened(readout, sharpness(recording, readout)),
             max(1, batch),
@@ -143,8 +144,8 @@ class Rest:
         """Σ_p w_p loss under the edits, and whether every pair gives its label."""
         total, right = 0.0, True
         for some in self._batches():
-            outputs = self.outputs(maps, some)[0].unsqueeze(0)
-            total += float(self.weights[some] @ self.readout.loss(outputs, self.labels[some])[0].double().cpu())
+            outputs = self.outputs(maps, some)[0].unsqueeze(0).cpu()
+            total += float(self.weights[some] @ self.readout.loss(outputs, self.labels[some])[0].double())
             right = right and bool(self.readout.correct(outputs, self.labels[some]).all())
         return total, right
 
@@ -156,9 +157,10 @@ class Rest:
                 states = [self.base[some], *(later[some] for later in self.later)]
                 nudges = [torch.zeros_like(a, requires_grad=True) for a in states]
                 outputs, differences = self.outputs(maps, some, nudges)
-                losses, slope, curvature = output_curvature(outputs.detach(), self.labels[some], self.readout)
-                total += float(self.weights[some] @ losses.double().cpu())
-                backs = [slope, *curvature]
+                seen_here = outputs.detach().cpu()
+                losses, slope, curvature = output_curvature(seen_here, self.labels[some], self.readout)
+                total += float(self.weights[some] @ losses.double())
+                backs = torch.stack([slope, *curvature]).to(outputs.device).unbind()
                 if outputs.requires_grad:
                     kept = [*[True] * len(curvature), False]
                     back = [
@@ -167,13 +169,13 @@ class Rest:
                     ]
                 else:  # nothing later looks at these places
                     back = [tuple(torch.zeros_like(a) for a in states) for _ in backs]
-            found.append([[g.double().cpu() for g in at] for at in zip(*back, strict=True)])
+            found.append([torch.stack(at).double().cpu() for at in zip(*back, strict=True)])
             seen.append(differences)
         most = max(len(at[0]) for at in found)
         gradients, factors = [], []
         for k in range(len(self.places)):
             gradients.append(torch.cat([at[k][0] for at in found]) * self.weights[:, None])
-            padded = [_padded(torch.stack(at[k], dim=1)[:, 1:], most - 1) for at in found]
+            padded = [_padded(at[k].transpose(0, 1)[:, 1:], most - 1) for at in found]
             factors.append(torch.cat(padded) * self.weights.sqrt()[:, None, None])
         differences = [torch.cat(at) for at in zip(*seen, strict=True)]
         return Slopes(total, tuple(gradients), tuple(factors), tuple(differences))
@@ -252,7 +254,8 @@ class Normal:
         both = list(zip(self.u, self.v, strict=True))
         if sum(u.shape[1] * v.shape[1] for u, v in both) > DIRECT:
             return self._conjugate
-        products = torch.cat([(u[:, :, None] * v[:, None, :]).flatten(1) for u, v in both], dim=1)
+        kept = self._felt()
+        products = torch.cat([(u[kept, :, None] * v[kept, None, :]).flatten(1) for u, v in both], dim=1)
         matrix = products.T @ products
         eye = torch.eye(len(matrix), dtype=matrix.dtype)
 
@@ -260,6 +263,13 @@ class Normal:
             return torch.cholesky_solve(right[:, None], torch.linalg.cholesky(matrix + c * eye))[:, 0]
 
         return direct
+
+    def _felt(self) -> Int[Tensor, " kept"]:
+        """The rows that hold all but a millionth of the matrix: most pairs are sure, and curve next to nothing."""
+        sizes = sum(u.square().sum(dim=1) * v.square().sum(dim=1) for u, v in zip(self.u, self.v, strict=True))
+        assert isinstance(sizes, Tensor)  # noqa: S101
+        rising = sizes.sort()
+        return rising.indices[rising.values.cumsum(0) > 1e-6 * sizes.sum()]
 
     def _conjugate(self, right: Float[Tensor, " unknowns"], c: float) -> Float[Tensor, " unknowns"]:
         n, left = torch.zeros_like(right), right.clone()

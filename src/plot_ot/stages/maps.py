@@ -28,11 +28,6 @@ class Metric:
     natural: Float[Tensor, "d d"]
     differences: Float[Tensor, "d d"]
 
-    @classmethod
-    def of(cls, natural: Float[Tensor, "d d"], differences: Float[Tensor, "d d"]) -> Metric:
-        """From Σ and G themselves."""
-        return cls(torch.linalg.cholesky(natural), torch.linalg.cholesky(differences))
-
     def factored(self, m: Map, least: float) -> Map:
         """A map by singular values, the largest first, without those below `least` of the largest.
 

@@ -28,7 +28,11 @@ from plot_ot.stages.maps import Map, Whitened
 from plot_ot.stages.natural import Natural, edited_states, fit_states
 from plot_ot.stages.priors import PAIRS, Prior, different_rules, edit_of, leading_directions, priors_at
 from plot_ot.stages.problem import Problem, State, best_by, best_of
+from plot_ot.stages.stand_ins import with_stand_ins
 from plot_ot.subjects import BankRecording, Place
+
+CERTAIN = 1e-4
+"""A loss, in nats, below which margins are wide enough."""
 
 Start = tuple[Prior, ...]
 """A prior at every place that is solved for together, in forward order; mostly at one."""
@@ -46,15 +50,17 @@ class NewtonHandles:
 
     learner: ClassVar[bool] = True
 
-    weights: tuple[float, ...] = (1.0, 0.1, 1e-2, 1e-3, 1e-4)
+    weights: tuple[float, ...] = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5)
     """ρ from large to small: what one standard deviation of unneeded movement costs, in nats. Each begins where the
     one before ended."""
     ridges: tuple[float, ...] = (1e-3, 1e-1)
     """The prior's ridge, in units of the mean variance of a_s - a_b."""
     rules: tuple[str, ...] = (*RULES, PAIRS)
     """Which cells the prior's shifts are between; `pairs` needs no values."""
-    starts: int = 2
+    starts: int = 3
     """How many priors are followed at each place, the best on calibration."""
+    stand_ins: int = 1
+    """How often every fit pair is taken again with another recorded source of the same value (`stages.stand_ins`)."""
     behind: float = 0.15
     """Places whose closed forms are so much worse on calibration than the best place's are left out."""
     rooms: tuple[int, ...] = (8, 24)
@@ -67,7 +73,7 @@ class NewtonHandles:
     """Maps that push the states of calibration pairs further out than this (1 is ordinary) are left out."""
     steps: int = 4
     """The most Gauss-Newton steps for one ρ."""
-    batch: int = 1024
+    batch: int = 4096
     """Pairs differentiated at a time."""
     together: int = 1
     """The most open places that are solved together; by default none are, for one place says more than several."""
@@ -104,9 +110,7 @@ class NewtonHandles:
                 return None, {}
         with problem.clock.part("newton"):
             weights = _balanced(problem.fit, variable)
-            priors = [
-                p for at in places for p in priors_at(problem.fit, at, variable, weights, self.rules, self.ridges)
-            ]
+            priors = priors_at(problem.fit, places, variable, weights, self.rules, self.ridges)
         if not priors:
             raise PlotError(
                 f"No fit pair tells what a swap of '{variable}' moves at {', '.join(p.name for p in places)}: its base "
@@ -114,12 +118,12 @@ class NewtonHandles:
             )
         with problem.clock.part("calibration"):
             scores = _scores(problem, variable, [[p.edit] for p in priors])
-        tries = self._solved(problem, variable, self._followed(priors, scores), weights, ordinary, found is None)
+        tries = self._solved(problem, variable, self._followed(priors, scores), ordinary, found is None)
         at = self._best(problem, variable, tries, found, stays)
         best = None if at is None else tries[at]
         reached = max([t.score for t in tries] + [_score(found)])
         if self.together > 1 and reached < self.enough:
-            joint = self._together(problem, variable, priors, scores, weights, ordinary)
+            joint = self._together(problem, variable, priors, scores, ordinary)
             at = max(range(len(joint)), key=lambda k: joint[k].order, default=None)
             if at is not None and joint[at].score >= reached + self.gain:
                 best = joint[at]
@@ -160,6 +164,7 @@ class NewtonHandles:
                 times = paths * len(self.weights) * self.steps * chance
                 if ahead.case == "highest" and min(self.together, len(own)) > 1 and p == ahead.by_price(list(own))[0]:
                     times += min(self.starts, rules) * len(self.weights) * self.steps
+                times *= 1 + (self.stand_ins if set(self.rules) != {PAIRS} else 0)
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
                 tried = rules * len(self.ridges) + paths * len(self.weights) * (1 + len(self.ranks))
@@ -198,7 +203,6 @@ class NewtonHandles:
         variable: str,
         priors: Sequence[Prior],
         scores: Sequence[float],
-        weights: Float[Tensor, " pairs"],
         ordinary: _Ordinary,
     ) -> list[Try]:
         """Tries over the most promising places at once, each with a prior of one rule and ridge."""
@@ -217,7 +221,7 @@ class NewtonHandles:
         with problem.clock.part("calibration"):
             reached = _scores(problem, variable, [[p.edit for p in s] for s in starts])
         order = sorted(range(len(starts)), key=lambda k: -round(reached[k], 9))
-        return self._solved(problem, variable, [starts[k] for k in order[: self.starts]], weights, ordinary)
+        return self._solved(problem, variable, [starts[k] for k in order[: self.starts]], ordinary)
 
     def _rooms(self, place: Place) -> list[int]:
         """Sizes of the subspaces that are solved in."""
@@ -229,7 +233,6 @@ class NewtonHandles:
         problem: Problem,
         variable: str,
         starts: Sequence[Start],
-        weights: Float[Tensor, " pairs"],
         ordinary: _Ordinary,
         needed: bool = False,
     ) -> list[Try]:
@@ -238,13 +241,14 @@ class NewtonHandles:
         Where everything is and a handle is `needed`, the least stretched one stays.
         """
         with problem.clock.part("newton"):
-            args = variable, weights, problem.readout, self
+            fit = self._pairs(problem, variable)
+            args = variable, _balanced(fit, variable), problem.readout, self
             units = []
             for start in starts:
                 rooms = self._rooms(max((p.place for p in start), key=lambda p: p.width))
                 at = tuple(p.place for p in start)
                 units += [Unit(_path, slice(None), at, (start, room, *args)) for room in rooms]
-            found: Iterator[list[Solution]] = run(problem.fit, units)
+            found: Iterator[list[Solution]] = run(fit, units)
             solutions = [s for path in found for s in path]
         with problem.clock.part("calibration"):
             tries = [(s, rank, s.edits(rank)) for s in solutions for rank in self._ranks(s)]
@@ -253,6 +257,12 @@ class NewtonHandles:
             tries = [t for t, length in zip(tries, lengths, strict=True) if length <= limit]
             scores = _scores(problem, variable, [edits for *_, edits in tries])
             return [Try(*t, score) for t, score in zip(tries, scores, strict=True)]
+
+    def _pairs(self, problem: Problem, variable: str) -> BankRecording:
+        """The pairs that are solved for: more than were drawn, unless no value may be looked at."""
+        if not self.stand_ins or set(self.rules) == {PAIRS}:
+            return problem.fit
+        return with_stand_ins(problem.fit, variable, self.stand_ins, problem.generator(salt=15))
 
     def _ranks(self, solution: Solution) -> list[int]:
         most = max(m.read.shape[1] for m in solution.maps)
@@ -324,7 +334,7 @@ def _path(
 ) -> list[Solution]:
     """The solutions from the largest ρ to the smallest, each begun where the one before ended.
 
-    Once every fit pair is right, one more ρ is tried: it widens the margins.
+    That every fit pair is right is no reason to stop: a smaller ρ widens the margins, which other pairs need.
     """
     labels = recording.bank.labels[variable]
     # the passes of all blocks are kept until the last backward pass
@@ -334,15 +344,14 @@ def _path(
     coordinates = Coordinates(
         tuple(Whitened.of(p.start, p.metric, basis) for p, basis in zip(start, bases, strict=True))
     )
-    found, n, right = list[Solution](), coordinates.zero, False
+    found, n = list[Solution](), coordinates.zero
     for weight in stage.weights:
         end = minimise(rest, coordinates, weight, n, stage.steps)
         n = end.n
         maps = tuple(p.factored(m) for p, m in zip(start, coordinates.maps(n), strict=True))
         found.append(Solution(start, weight, room, maps, end.steps, end.loss))
-        if right:
+        if end.right and end.loss < CERTAIN:
             break
-        right = end.right
     return found
 
 

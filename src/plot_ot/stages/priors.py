@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame
-from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
+from plot_ot.stages.closed_form import RULES, Shift, cell_variables, different_cells
 from plot_ot.stages.gauss_newton import Rest
 from plot_ot.stages.maps import Map, Metric
 from plot_ot.stages.natural import fit_states, shrunk_covariance
@@ -53,28 +53,30 @@ def edit_of(place: Place, m: Map, rank: int | None = None) -> EditBatch:
 
 def priors_at(
     fit: BankRecording,
-    place: Place,
+    places: Sequence[Place],
     variable: str,
     weights: Float[Tensor, " pairs"],
     rules: Sequence[str] = (*RULES, PAIRS),
     ridges: Sequence[float] = (1e-3, 1e-1),
 ) -> list[Prior]:
-    """The closed-form map of every rule and ridge at a place."""
-    base, source = fit.base_at(place).double().cpu(), fit.source_at(place).double().cpu()
-    states = fit_states(fit, place)
-    natural = shrunk_covariance(states - states.mean(dim=0))
-    found, seen = [], list[tuple[str, ...]]()
-    for rule in rules:
-        shift = _shift(fit, place, variable, rule, source - base, seen)
-        if shift is None:
-            continue
-        known, delta = shift
-        for ridge in ridges:
-            prior = prior_map(
-                place, rule, ridge, natural, (source - base)[known], delta, weights[known] / weights[known].sum()
-            )
-            if prior is not None:
-                found.append(prior)
+    """The closed-form map of every rule and ridge at some places; a variable's cells are the same at all of them."""
+    cells = different_cells(fit, variable, [rule for rule in rules if rule != PAIRS])
+    found = []
+    for place in places:
+        difference = fit.source_at(place).double().cpu() - fit.base_at(place).double().cpu()
+        states, own = fit_states(fit, place), fit.store.activations[place.name]
+        natural = torch.linalg.cholesky(shrunk_covariance(states - states.mean(dim=0)))
+        for rule in rules:
+            if rule == PAIRS:
+                moved = difference * fit.bank.changed[variable].cpu().double()[:, None]
+                shift: Shift | None = (torch.arange(len(fit)), moved)
+            else:
+                shift = cells[rule].shift(own) if rule in cells else None
+            if shift is None:
+                continue
+            known, delta = shift
+            share = weights[known] / weights[known].sum()
+            found += prior_maps(place, rule, ridges, natural, difference[known], delta, share)
     return found
 
 
@@ -84,48 +86,34 @@ def different_rules(fit: BankRecording, variable: str, rules: Sequence[str]) -> 
     return len(cells) + (PAIRS in rules)
 
 
-def _shift(
-    fit: BankRecording,
-    place: Place,
-    variable: str,
-    rule: str,
-    difference: Float[Tensor, "pairs d"],
-    seen: list[tuple[str, ...]],
-) -> tuple[Int[Tensor, " known"], Float[Tensor, "known d"]] | None:
-    """δ for the pairs where it is known; None where it is not for any, or the same cells were `seen` before."""
-    if rule == PAIRS:
-        return torch.arange(len(fit)), difference * fit.bank.changed[variable].cpu().double()[:, None]
-    others = cell_variables(fit, variable, rule)
-    if others in seen:
-        return None
-    seen.append(others)
-    return cell_shift(fit, place, variable, others)
-
-
-def prior_map(
+def prior_maps(
     place: Place,
     rule: str,
-    ridge: float,
+    ridges: Sequence[float],
     natural: Float[Tensor, "d d"],
     difference: Float[Tensor, "pairs d"],
     shift: Float[Tensor, "pairs d"],
     weights: Float[Tensor, " pairs"],
-) -> Prior | None:
-    """The ridge regression of the shift on the difference over weighted pairs; None where nothing differs or shifts."""
+) -> list[Prior]:
+    """The ridge regressions of the shift on the difference over weighted pairs; none where nothing differs or shifts.
+
+    `natural` is a Cholesky factor of the natural states' covariance.
+    """
     root = weights.sqrt()[:, None]
     moment = (root * difference).T @ (root * difference)
     mean = float(moment.diagonal().mean())
-    if not mean > 0:
-        return None
-    moment = moment + ridge * mean * torch.eye(len(moment), dtype=moment.dtype)
-    cross = (root * shift).T @ (root * difference)
     # few distinct shifts make a map of low rank: keep it as factors
     _, s, vt = torch.linalg.svd(torch.unique(root * shift, dim=0), full_matrices=False)
-    if not len(s) or not float(s[0]) > 0:
-        return None
+    if not mean > 0 or not len(s) or not float(s[0]) > 0:
+        return []
     write = vt[s > 1e-6 * s[0]].T
-    read = torch.linalg.solve(moment, (write.T @ cross).T)
-    return Prior(place, rule, ridge, Map(write, read), Metric.of(natural, moment), write)
+    cross = (root * difference).T @ ((root * shift) @ write)
+    found = []
+    for ridge in ridges:
+        factor = torch.linalg.cholesky(moment + ridge * mean * torch.eye(len(moment), dtype=moment.dtype))
+        read = torch.cholesky_solve(cross, factor)
+        found.append(Prior(place, rule, ridge, Map(write, read), Metric(natural, factor), write))
+    return found
 
 
 def leading_directions(prior: Prior, rest: Rest, room: int) -> Float[Tensor, "d room"]:

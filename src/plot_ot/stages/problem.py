@@ -52,6 +52,13 @@ class Problem:
     score: str = "balanced"
     """The calibration score every stage selects by."""
     clock: Clock = field(default_factory=Clock)
+    beside: tuple[str, ...] = ()
+    """Variables that are coupled with the others, so that these are told apart from them, but not looked for."""
+
+    @property
+    def coupled(self) -> tuple[str, ...]:
+        """The rows of every coupling."""
+        return (*self.variables, *self.beside)
 
     def generator(self, salt: int = 0) -> torch.Generator:
         """A fresh, seeded source of randomness."""

@@ -57,10 +57,10 @@ class RankAtRandom:
             family = menu(problem.fit, places)
             mask = self.stage.mask(problem, state, family) if isinstance(self.stage, Localize) else None
             for _ in range(self._rankings(problem)):
-                shape = (len(problem.variables), len(family))
+                shape = (len(problem.coupled), len(family))
                 scores = torch.rand(shape, generator=generator, dtype=torch.float64).numpy()
                 names = [s.name for s in family.sites]
-                coupling = from_scores(problem.variables, names, scores if mask is None else scores * mask, "random")
+                coupling = from_scores(problem.coupled, names, scores if mask is None else scores * mask, "random")
                 found.append(Candidate(family, coupling, label))
         return found
 
@@ -94,7 +94,7 @@ def _at_random(stages: Sequence[Stage], draw: int, number: count[int]) -> tuple[
             if left:
                 kept.append(replace(stage, ways=left))
         elif isinstance(stage, Calibrate):  # most random handles tie at doing nothing: their losses need not be run
-            kept.append(replace(stage, search=replace(stage.search, ties="smallest")))
+            kept.append(replace(stage, search=replace(stage.search, ties="smallest"), coarse=True))
         elif not getattr(stage, "learner", False):
             kept.append(stage)
     return tuple(kept)

@@ -46,6 +46,8 @@ class Prepared:
     wording: Wording | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     """What network and banks were made from besides the weights, by name: the tokenizer, files of questions."""
+    recorded_seconds: float = 0.0
+    """What passes over inputs of the splits took that recording will not repeat: those of a filter."""
     controls: str = "standard"
     """Which controls a verdict has; see `judging.judges.CONTROLS`."""
     recipe: Recipe | None = None

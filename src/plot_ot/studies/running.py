@@ -14,14 +14,16 @@ from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_layout import RESERVED
 from plot_ot.files.run_reading import Reading, read_run
 from plot_ot.files.unit_files import units_in
+from plot_ot.files.writing import Json
 from plot_ot.methods import Method, pick
-from plot_ot.models.named import default_cache
+from plot_ot.models.folders import default_cache
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, Stage, State
 from plot_ot.studies.identity import method_digest, unit_of
 from plot_ot.studies.prepared import Prepared, Sweep
 from plot_ot.studies.study import Study
 from plot_ot.studies.task import SeedFailed, Task
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.version import library_versions
 
 CONTROLS, FAILED = RESERVED[:2]
@@ -168,11 +170,17 @@ class _Worker:
             prepared = replace(found, recipe=self.task.network_recipe(), controls=self.controls)
             of = unit_of(prepared)
             self.run.require(seed, of)
-            study = Study(prepared, self.engine)
         except SeedFailed as e:
             self.run.finish(seed, FAILED, {"failures": [{"task": self.task.name, "seed": seed, "reason": str(e)}]})
             self.tell(seed, missing, "skipped")
             return
+        with enough_threads(prepared.subject):
+            self._run_units(seed, prepared, of, missing)
+        self._note_memory(seed, prepared)
+
+    def _run_units(self, seed: int, prepared: Prepared, of: Json, missing: Sequence[str]) -> None:
+        """Record a seed and run these units on it."""
+        study = Study(prepared, self.engine)
         self.run.note_subject(seed, of["subject"])
         settings = self.settings
         if CONTROLS in missing:
@@ -192,7 +200,6 @@ class _Worker:
                     study.sweep_unit(self.sweep),
                     of={**of, "settings": settings[self.sweep.name]},
                 )
-        self._note_memory(seed, prepared)
 
     def tell(self, seed: int, units: Iterable[str], state: str) -> None:
         """Say the same of several units."""

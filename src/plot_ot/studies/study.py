@@ -54,10 +54,11 @@ class Study:
             banks = splits.fit, splits.calibration, *splits.test.values()
             if recorder is None:
                 crew = engine.crew(prepared.subject, prepared.recipe)
-                fit, calibration, *tests = record_shared(crew, prepared.subject, banks, shard)
+                last = not prepared.transfer
+                fit, calibration, *tests = record_shared(crew, prepared.subject, banks, shard, forget=last)
             else:
                 fit, calibration, *tests = recorder(banks)
-        self.recording_seconds = clock.parts["recording"]
+        self.recording_seconds = clock.parts["recording"] + prepared.recorded_seconds
         self.tests: dict[tuple[str, str], BankRecording] = dict(zip(splits.test, tests, strict=True))
         self.transfer: dict[tuple[str, str], BankRecording] = {}
         if prepared.transfer:

@@ -41,7 +41,7 @@ class GRUSubject(Subject):
     """A `GRUNet` that reads `steps` timesteps; its places are the states `h0`, `h1`, ... after each of them.
 
     `encode` turns the bank's input rows into sequences [rows, steps, features]; by default a row holds all timesteps of
-    the first feature, then all of the next.
+    the first feature, then all of the next. They are moved to the device of the weights.
     """
 
     cache = 4 << 20  # the gates are half of a response's bytes: they stay within a core's second-level cache
@@ -132,7 +132,7 @@ class GRUSubject(Subject):
         return Store(inputs, kept, outputs)
 
     def _sequences(self, rows: Tensor) -> Float[Tensor, "rows steps features"]:
-        x = self.encode(rows)
+        x = self.encode(rows).to(self.device)
         expected = len(rows), self.steps, self.net.cell.input_size
         if x.shape != expected:
             raise PlotError(f"Inputs must encode to [rows, steps, features] = {expected}; found {tuple(x.shape)}.")

@@ -40,6 +40,11 @@ class Store:
     activations: Mapping[str, Float[Tensor, "inputs d"]]
     outputs: Float[Tensor, "inputs ..."]
 
+    @cached_property
+    def codes(self) -> dict[str, Int[Tensor, " inputs"]]:
+        """Which inputs have equal states at a place, for those who asked once."""
+        return {}
+
     @property
     def prefixes(self) -> Sequence[Any]:
         """What resuming needs besides and only its recorder has, such as keys and values; most need nothing."""
@@ -204,6 +209,10 @@ class Subject(ABC):
         """How many tokens each input has; one where inputs are not text."""
         return torch.ones(len(inputs), dtype=torch.long)
 
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        """How many of each input's tokens, from its end, an edit at a place runs again; one where there is no text."""
+        return torch.ones(len(inputs), dtype=torch.long)
+
     def recorded_at_once(self, device: str) -> int:
         """Tokens of one recorded batch on a device of this type."""
         return self.responses_per_batch
@@ -283,6 +292,11 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.base_rows)
+
+    @cached_property
+    def numbers(self) -> Int[Tensor, " pairs"]:
+        """`base_rows` on the CPU, where most subjects look up what they resume."""
+        return self.base_rows.cpu()
 
     def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean base activations."""

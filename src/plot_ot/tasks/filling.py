@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ def share_out(size: int, families: Sequence[str], changes: Mapping[str, bool] | 
 
 
 class Filling:
-    """Fills banks; `passed` counts split -> family -> (pairs passed, pairs tried)."""
+    """Fills banks; `passed` counts split -> family -> (pairs passed, pairs tried), `seconds` what the filter took."""
 
     ROUNDS, DRAWN, ENOUGH = 30, 1024, 50
 
@@ -51,6 +52,7 @@ class Filling:
         self.causal, self.families, self.right = causal, families, right
         self.generator, self.least = generator, least_pass_rate
         self.passed: dict[str, dict[str, tuple[int, int]]] = {}
+        self.seconds: dict[str, float] = {}
 
     def bank(self, name: str, quotas: Sequence[Quota], draw: Draw) -> Bank:
         """Different pairs with both prompts answered correctly, in random order.
@@ -58,6 +60,7 @@ class Filling:
         Every round draws for all open quotas at once, so that the filter sees large batches.
         """
         tally = self.passed[name] = dict.fromkeys(self.families, (0, 0))
+        self.seconds[name] = 0.0
         seen: set[bytes] = set()
         missing = [q.size for q in quotas]
         taken: list[tuple[Tensor, Tensor]] = []
@@ -69,7 +72,9 @@ class Filling:
             }
             if not drawn:
                 break
+            start = time.perf_counter()
             good = self._pass(*(torch.cat([pair[side] for pair in drawn.values()]) for side in (0, 1)))
+            self.seconds[name] += time.perf_counter() - start
             for (k, (base, source)), ok in zip(
                 drawn.items(), good.split([len(b) for b, _ in drawn.values()]), strict=True
             ):

@@ -23,7 +23,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import TINY, load_tiny
+from plot_ot.models.tiny import FIRST, is_tiny, load_tiny
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
@@ -36,6 +36,7 @@ from plot_ot.stages.prefilter import Prefilter
 from plot_ot.studies.prepared import Prepared, Sweep, Wording
 from plot_ot.studies.task import Outline, Task
 from plot_ot.subjects.decoder.subject import DecoderSubject, Encode
+from plot_ot.subjects.threads import enough_threads
 from plot_ot.tasks.filling import Filter
 from plot_ot.tasks.text_data import Sizes, TextBanks
 from plot_ot.transport import Transport
@@ -86,10 +87,10 @@ def _stamp(place: str | None) -> tuple[object, ...]:
 def _load(
     model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None
 ) -> LanguageModel:
-    if model == "tiny" or model in TINY:
+    if is_tiny(model):
         if adapter:
             raise PlotError(f"'{model}' takes no adapter; found '{adapter}'.")
-        name = next(iter(TINY)) if model == "tiny" else model
+        name = FIRST if model == "tiny" else model
         net, tokenizer = load_tiny(name)
         return LanguageModel(name, net.to(device or "cpu", DTYPES.get(dtype or "", torch.float32)), tokenizer)
     options: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
@@ -202,8 +203,12 @@ class LanguageTask(Task):
         return as_readout(PHI[self.phi][0])
 
     def answers_correctly(self, rows: Tensor) -> Bool[Tensor, " rows"]:
-        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt."""
-        store = self.subject.record(rows, bases=torch.zeros(0, dtype=torch.long))
+        """The filter: whether the model's own next token, of its whole vocabulary, answers each prompt.
+
+        The study's recording takes over what runs here.
+        """
+        with enough_threads(self.subject):
+            store = self.subject.record(rows, remember=True)
         said = store.top_token.cpu()
         return self.data.says(self.language_model.tokenizer, said, self.causal_model().answer(rows))
 
@@ -226,6 +231,7 @@ class LanguageTask(Task):
             banks.transfer,
             Wording(self.render, self.data.ANSWERS, self.subject.watching(rest=True)),
             self.sources(),
+            recorded_seconds=sum(seconds for split, seconds in banks.filter_seconds.items() if split != "transfer"),
         )
 
     def network_recipe(self) -> Recipe:

@@ -256,4 +256,4 @@ def draw_splits(
     test = filling.bank("test", quotas(sizes.test), about(parts[2]))
     transfer = filling.bank("transfer", quotas(sizes.transfer), fresh)
     splits = Splits.checked(fit, calibration, test.by_variable(), strict=True)
-    return TextBanks(splits, transfer.by_variable(), filling.passed)
+    return TextBanks(splits, transfer.by_variable(), filling.passed, filling.seconds)

@@ -13,7 +13,7 @@ from plot_ot.abstract.prompts import encode
 from plot_ot.methods import Method
 from plot_ot.models.loading import guarded
 from plot_ot.models.named import LanguageModel, model_directory
-from plot_ot.models.tiny import TINY, describe_tiny
+from plot_ot.models.tiny import describe_tiny, is_tiny
 from plot_ot.planner import Inputs, Scene, Shape, Unloaded, approximate_tokens, shape_by_name
 from plot_ot.studies.task import Task
 from plot_ot.subjects.decoder.architecture import transformers_library
@@ -31,9 +31,9 @@ def scene_and_methods(task: Task, seed: int, dtype: str) -> tuple[Scene, Mapping
 
 def language_shape(name: str) -> Shape:
     """The shape of a model by the name that tasks take."""
-    if name != "tiny" and name not in TINY:
+    if not is_tiny(name):
         return shape_by_name(name)
-    c = describe_tiny(next(iter(TINY)) if name == "tiny" else name)["config"]
+    c = describe_tiny(name)["config"]
     return Shape.gated(
         name,
         depth=c["num_hidden_layers"],
@@ -71,7 +71,7 @@ def _encoded(task: LanguageTask) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """A function that turns rows into tokens, by the model's tokenizer where it is available."""
     fetched = model_directory(task.model)
     folder = fetched if fetched.is_dir() else Path(task.model).expanduser()
-    tiny = task.model == "tiny" or task.model in TINY  # whose tokens are words
+    tiny = is_tiny(task.model)  # whose tokens are words
     if tiny or not (folder / "tokenizer.json").is_file():
         return lambda rows: approximate_tokens(task.render(rows), first=0 if tiny else 1)
     tokenizer = guarded(transformers_library().AutoTokenizer.from_pretrained, "tokenizer", str(folder))

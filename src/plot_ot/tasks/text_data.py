@@ -39,6 +39,9 @@ class TextBanks:
     passed: Mapping[str, Mapping[str, tuple[int, int]]]
     """How many pairs passed the filter and how many were tried, by split and family."""
 
+    filter_seconds: Mapping[str, float]
+    """What the filter took, by split."""
+
     @property
     def pass_rates(self) -> dict[str, dict[str, float]]:
         """The share of the tried pairs with both prompts answered correctly, by split and family."""

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
-from plot_ot.subjects.decoder.offload import working_device
+from plot_ot.subjects.decoder.offload import carried_to, working_device
 from plot_ot.subjects.memory import OutOfMemory, is_out_of_memory
 from plot_ot.subjects.protocol import frozen
 
@@ -136,19 +137,22 @@ class Decoder:
     # -- reading out --------------------------------------------------------------------------------------
 
     def logits(
-        self, h: Float[Tensor, "rows d"], tokens: Int[Tensor, " k"] | slice | None = None
+        self, h: Float[Tensor, "rows d"], tokens: tuple[int, ...] | slice | None = None
     ) -> Float[Tensor, "rows k"]:
-        """Logits of some tokens (all by default) from the residual after the last block, in float32."""
+        """Logits of some tokens (all by default) from the residual after the last block, in float32.
+
+        They are where the unembedding is.
+        """
         return self._unembed(self.normed(h), tokens)
 
     def normed(self, h: Float[Tensor, "rows d"]) -> Float[Tensor, "rows d"]:
-        """The residual after the final norm."""
+        """The residual after the final norm, on the unembedding's device: parts of a model may be on several."""
         for module in self.after:
-            h = module(h)
-        return h
+            h = module(carried_to(module, h))
+        return carried_to(self.head, h)
 
     def largest(
-        self, h: Float[Tensor, "rows d"], without: Int[Tensor, " k"] | None = None
+        self, h: Float[Tensor, "rows d"], without: tuple[int, ...] = ()
     ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
         """The largest logit, and its token, of all tokens but some, without ever holding the whole vocabulary."""
         x = self.normed(h)
@@ -157,9 +161,8 @@ class Decoder:
             for at in range(0, self.vocabulary, VOCABULARY_AT_ONCE):
                 piece = slice(at, min(at + VOCABULARY_AT_ONCE, self.vocabulary))
                 logits = self._unembed(x, piece)
-                if without is not None:
-                    inside = without[(without >= piece.start) & (without < piece.stop)] - at
-                    logits.index_fill_(1, inside.to(logits.device), -torch.inf)
+                if inside := tuple(t - at for t in without if piece.start <= t < piece.stop):
+                    logits.index_fill_(1, _numbers(inside, logits.device), -torch.inf)
                 best, index = logits.max(dim=1)
                 token = torch.where(best > logit, index + at, token)
                 logit = torch.maximum(best, logit)
@@ -171,14 +174,15 @@ class Decoder:
         raw = (x * weight[token]).sum(dim=1)  # the way back is that of the largest alone
         return self._capped(raw if bias is None else raw + bias[token]), token
 
-    def _unembed(self, x: Tensor, tokens: Tensor | slice | None) -> Tensor:
+    def _unembed(self, x: Tensor, tokens: tuple[int, ...] | slice | None) -> Tensor:
         if tokens is None:
-            raw = self.head(x)
-        elif self._plain is not None:
+            return self._capped(self.head(x))
+        columns = _numbers(tokens, x.device) if isinstance(tokens, tuple) else tokens
+        if self._plain is not None:
             weight, bias = self._plain
-            raw = F.linear(x, weight[tokens], None if bias is None else bias[tokens])
+            raw = F.linear(x, weight[columns], None if bias is None else bias[columns])
         else:  # an adapted, quantised or offloaded unembedding has no plain rows to pick
-            raw = self.head(x)[:, tokens]
+            raw = self.head(x)[:, columns]
         return self._capped(raw)
 
     @property
@@ -220,6 +224,10 @@ class Decoder:
         finally:
             for c, before in zip(self.configs, found, strict=True):
                 c._attn_implementation = before
+
+    def stops(self, layer: int) -> bool:
+        """Whether a block may be left halfway: not where its weights come and go with its calls."""
+        return not any(hasattr(module, "_hf_hook") for module in self.blocks[layer].modules())
 
     @property
     def masking(self) -> str:
@@ -288,6 +296,13 @@ def _block_list(model: nn.Module, name: str) -> tuple[str, Sequence[nn.Module]]:
         raise _strange(name, "it has no list of blocks")
     path, found = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
     return path, list(found)
+
+
+@lru_cache(maxsize=256)
+def _numbers(numbers: tuple[int, ...], device: torch.device) -> Int[Tensor, " k"]:
+    """Whole numbers on a device, moved there once."""
+    with torch.inference_mode(False):  # who asks first may be in it; the next may need gradients
+        return torch.tensor(numbers, device=device)
 
 
 def _probe(make: Callable[..., Decoder], parts: dict[str, Any], name: str) -> Decoder:

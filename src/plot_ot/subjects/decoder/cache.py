@@ -35,6 +35,18 @@ class Prefix:
     """0 where a query sees a token before its branch or within it, -inf where not; None where it sees all."""
     tail: int
     """Tokens per branch."""
+    own: (
+        tuple[Float[Tensor, "pairs groups queries width"], Float[Tensor, "pairs groups queries value_width"]] | None
+    ) = None
+    """Keys and values of the branches' tokens, where only the last token of each asks; else those are the queries'."""
+
+
+class KeysOnly(Exception):
+    """Ends a block as soon as its tokens' keys and values are known, and holds these. It asks in the mask's place."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__("keys and values")
+        self.own = keys, values
 
 
 def branch_attention(
@@ -42,7 +54,7 @@ def branch_attention(
     query: Float[Tensor, "pairs heads queries width"],
     key: Float[Tensor, "pairs groups queries width"],
     value: Float[Tensor, "pairs groups queries value_width"],
-    attention_mask: Prefix,
+    attention_mask: Prefix | type[KeysOnly],
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " heads"] | None = None,
@@ -52,10 +64,15 @@ def branch_attention(
 
     All heads and variants that share keys are one product with them, and V x V scores are never formed.
     """
+    if not isinstance(attention_mask, Prefix):
+        raise attention_mask(key, value)
     prefix, tail = attention_mask, attention_mask.tail
     pairs, heads, queries, width = query.shape
+    asking = tail
+    if prefix.own is not None:
+        (key, value), asking = prefix.own, 1
     q = query * (width**-0.5 if scaling is None else scaling)
-    q = q.reshape(pairs, key.shape[1], -1, queries // tail, tail, width)  # groups, heads of a group, variants, tail
+    q = q.reshape(pairs, key.shape[1], -1, queries // asking, asking, width)  # groups, heads of one, variants, tail
     k, v = (t.unflatten(2, (-1, tail)).unsqueeze(2) for t in (key, value))
     before = (q.flatten(2, 4) @ prefix.keys.mT).unflatten(2, q.shape[2:5])
     own = (q * k).sum(dim=-1, keepdim=True) if tail == 1 else q @ k.mT
@@ -207,11 +224,12 @@ class Sight:
 
     def __init__(self, real: Bool[Tensor, "batch tokens"]) -> None:
         self.real = real
-        self._last: tuple[Any, Tensor] | None = None
+        self._known: dict[int, tuple[Any, Tensor]] = {}
+        """By mask: layers of one kind share theirs, and kinds may alternate."""
 
     def __call__(self, layer: int, mask: Any) -> Bool[Tensor, "batch tokens tokens"]:
-        if self._last is not None and self._last[0] is mask:
-            return self._last[1]
+        if id(mask) in self._known:
+            return self._known[id(mask)][1]
         n, real = self.real.shape[1], self.real
         earlier = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
         if mask is None:
@@ -226,7 +244,7 @@ class Sight:
             )
         if bool((visible & ~earlier & real[:, :, None]).any()):
             raise PlotError(f"In block {layer} tokens see later ones: a resumed prompt would not notice its own edit.")
-        self._last = mask, visible
+        self._known[id(mask)] = mask, visible
         return visible
 
 
@@ -345,29 +363,41 @@ class PrefixView:
         """Where a layer works."""
         return self.cache._pages[layer].device
 
-    def call(self, layer: int, variants: int) -> dict[str, Any]:
-        """What to call a block with besides the hidden states."""
+    def call(
+        self, layer: int, variants: int, own: tuple[Tensor, Tensor] | type[KeysOnly] | None = None
+    ) -> dict[str, Any]:
+        """What to call a block with besides the hidden states: those of all tokens of all branches.
+
+        With the keys and values of the branches' `own` tokens, hidden states are those of the last tokens alone. With
+        `KeysOnly` the block ends, by raising one, when it has made these.
+        """
+        last = isinstance(own, tuple)
 
         def put(value: Any) -> Any:
             if isinstance(value, _Token):
-                return self._tokens(value, variants)
+                return self._tokens(value, variants, 1 if last else self.tail)
             if isinstance(value, (tuple, list)):
                 return type(value)(put(v) for v in value)
             return {k: put(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-        return {**put(self.cache._calls[layer]), "attention_mask": self._prefix(layer)}
+        seen = self._prefix(layer, own) if own is None or isinstance(own, tuple) else own
+        return {**put(self.cache._calls[layer]), "attention_mask": seen}
 
-    def _tokens(self, token: _Token, variants: int) -> Shaped[Tensor, "pairs queries ..."]:
+    def _tokens(self, token: _Token, variants: int, tail: int) -> Shaped[Tensor, "pairs queries ..."]:
         kept = self.cache._tokenwise[token.path]
-        if (id(kept), variants) not in self._made:
-            rows = kept[self.slots.to(kept.device), -self.tail :]
-            self._made[id(kept), variants] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
-        made: Tensor = self._made[id(kept), variants]
+        key = id(kept), variants, tail
+        if key not in self._made:
+            rows = kept[self.slots.to(kept.device), -tail:]
+            self._made[key] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
+        made: Tensor = self._made[key]
         return made
 
-    def _prefix(self, layer: int) -> Prefix:
+    def _prefix(self, layer: int, own: tuple[Tensor, Tensor] | None) -> Prefix:
         keys, values = self.cache._pages[layer].read(*self._where)
-        return Prefix(keys, values, self._hidden(layer, keys), self.tail)
+        hidden = self._hidden(layer, keys)
+        if own is not None and hidden is not None:
+            hidden = hidden[..., -1:, :]
+        return Prefix(keys, values, hidden, self.tail, own)
 
     def _hidden(self, layer: int, like: Tensor) -> Tensor | None:
         kept = self.cache._visible[layer]

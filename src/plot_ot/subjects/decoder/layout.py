@@ -77,12 +77,18 @@ class Spot:
 
 
 def spots(
-    decoder: Decoder, kinds: Sequence[str], layers: Sequence[int] | None, positions: Sequence[str], tokens: int | None
+    decoder: Decoder,
+    kinds: Sequence[str],
+    layers: Sequence[int] | None,
+    positions: Sequence[str],
+    tokens: int | None,
+    spans: Mapping[str, int] | None = None,
 ) -> dict[str, Spot]:
     """Every place of these kinds, in forward order: `kind.layer`, `head_output.layer.head`, `...@position`.
 
-    With `tokens` also `...@all`, which is so many tokens wide.
+    With `tokens` also `...@all`, which is so many tokens wide. `spans` are positions of several tokens.
     """
+    sizes = {**refuse_spans(spans or {}, positions), **({} if tokens is None else {ALL: tokens})}
     if tokens is not None and (tokens < 1 or ALL in positions):
         found_name = f"a position of your own called '{ALL}'" if ALL in positions else f"{tokens}"
         raise PlotError(
@@ -105,7 +111,7 @@ def spots(
             for part in range(parts):
                 for position in named:
                     name = f"{kind}.{layer}" + (f".{part}" if kind == "head_output" else "")
-                    many = tokens if position == ALL and tokens is not None else 1
+                    many = sizes.get(position, 1)
                     place = Place(
                         f"{name}@{position}" if position else name, many * width, layer, None if position else -1
                     )
@@ -114,10 +120,27 @@ def spots(
     return found
 
 
+def refuse_spans(spans: Mapping[str, int], positions: Sequence[str]) -> Mapping[str, int]:
+    """The spans, if each is a named position with a number of tokens."""
+    for name, size in spans.items():
+        if name not in positions:
+            unknown("position with several tokens", name, positions)
+        if size < 1:
+            raise PlotError(f"Position '{name}' has {size} tokens; a span has at least one.")
+    return spans
+
+
 def counted_back(
-    positions: Positions, inputs: Tensor, lengths: Int[Tensor, " rows"], tokens: int | None
+    positions: Positions,
+    inputs: Tensor,
+    lengths: Int[Tensor, " rows"],
+    tokens: int | None,
+    spans: Mapping[str, int] | None = None,
 ) -> dict[str, Int[Tensor, " rows"]]:
-    """How many tokens from the end each named position is, in every row: 1 for the last token."""
+    """How many tokens from the end each named position is, in every row: 1 for the last token.
+
+    Of a position of several tokens it is the first of them.
+    """
     back = {LAST: torch.ones_like(lengths)}
     if tokens is not None:
         require_lengths(lengths, tokens)
@@ -130,6 +153,12 @@ def counted_back(
             raise PlotError(
                 f"Position '{name}' of input row {row} is {int(index[row])}; a prompt of {int(lengths[row])} tokens "
                 f"has positions -{int(lengths[row])} to -1, counted from its end."
+            )
+        if bool((-index < (size := (spans or {}).get(name, 1))).any()):
+            row = int((-index < size).nonzero()[0])
+            raise PlotError(
+                f"Position '{name}' of input row {row} begins {-int(index[row])} tokens before the end of its prompt, "
+                f"which leaves no room for its {size} tokens."
             )
         back[name] = -index
     return back
@@ -147,15 +176,20 @@ def require_lengths(lengths: Int[Tensor, " rows"], tokens: int) -> None:
         )
 
 
-def for_some(rewrite: Rewrite, variants: int, pairs: int, part: tuple[slice, Int[Tensor, " some"]]) -> Rewrite:
-    """A rewrite of all variants and pairs, made to work on some of them: each response is rewritten by itself."""
+def for_some(
+    rewrite: Rewrite, variants: int, pairs: int, part: tuple[slice, Int[Tensor, " some"]], device: torch.device
+) -> Rewrite:
+    """A rewrite of all variants and pairs on a device, made to work on some of them: each response is rewritten by
+    itself. Which pairs is said on the CPU; activations come from wherever their block runs."""
     v, p = part
+    every = torch.equal(p, torch.arange(pairs))
 
     def some(a: Float[Tensor, "v p d"]) -> Float[Tensor, "v p d"]:
-        if len(a) == variants and torch.equal(p, torch.arange(pairs, device=p.device)):
+        a = a.to(device)
+        if every and len(a) == variants:
             return rewrite(a)
-        whole = a.new_zeros(variants, pairs, a.shape[2])
-        whole[v, p] = a
-        return rewrite(whole)[v, p]
+        whole, at = a.new_zeros(variants, pairs, a.shape[2]), p.to(device)
+        whole[v, at] = a
+        return rewrite(whole)[v, at]
 
     return some

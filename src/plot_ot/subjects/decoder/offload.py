@@ -13,10 +13,21 @@ from plot_ot.errors import PlotError
 
 def working_device(module: nn.Module) -> torch.device:
     """Where a module with a weight runs."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    if weight.device.type != "meta":
+    return _known_device(module) or torch.device("cpu")
+
+
+def carried_to(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module is given, on the device where it runs; unmoved where it has no weights to tell."""
+    device = _known_device(module)
+    return x if device is None else x.to(device)
+
+
+def _known_device(module: nn.Module) -> torch.device | None:
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and weight.device.type != "meta":
         return weight.device
-    return torch.device(next((h.execution_device for h in _hooks(module)), "cpu"))
+    found = next((h.execution_device for h in _hooks(module)), None)
+    return None if found is None else torch.device(found)
 
 
 class ModelWeights(Mapping[str, Tensor]):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from plot_ot.subjects.decoder.architecture import Decoder, first
-from plot_ot.subjects.decoder.cache import ATTENTION, PrefixBatch, PrefixView, recording_cache
+from plot_ot.subjects.decoder.cache import ATTENTION, KeysOnly, PrefixBatch, PrefixView, recording_cache
 from plot_ot.subjects.decoder.layout import Spot
 from plot_ot.subjects.protocol import Rewrite
 
@@ -81,7 +81,8 @@ def resumed_pass(
 ) -> Float[Tensor, "pairs variants width"]:
     """The last tokens of each pair, one branch per variant, from the start spot on: the last token's final residual.
 
-    `edits` are all that change on the way, the start's own among them. An edit inside a block runs that block too.
+    `edits` are all that change on the way, the start's own among them. An edit inside a block runs that block too. In
+    the last block the tokens before the last only make keys and values: nobody looks at what becomes of them.
     """
     stages: dict[tuple[int, str], list[SpotEdit]] = defaultdict(list)
     for edit in edits:
@@ -105,11 +106,26 @@ def resumed_pass(
         h = change(*start.stage)(h)
     with decoder.attending(ATTENTION):
         for layer in range(start.enters, len(decoder.blocks)):
-            changed = [kind for at, kind in stages if at == layer]
+            changed, h = [kind for at, kind in stages if at == layer], h.to(view.device(layer))
+            if layer == len(decoder.blocks) - 1 and view.tail > 1 and not changed and decoder.stops(layer):
+                return _last_token(decoder, view, layer, h, variants)
             with removed([decoder.hook(layer, kind, change(layer, kind)) for kind in changed]):
-                h = first(decoder.blocks[layer](h.to(view.device(layer)), **view.call(layer, variants)))
+                h = first(decoder.blocks[layer](h, **view.call(layer, variants)))
     last: Tensor = h.unflatten(1, (variants, view.tail))[:, :, -1]
     return last
+
+
+def _last_token(
+    decoder: Decoder, view: PrefixView, layer: int, h: Float[Tensor, "pairs queries d"], variants: int
+) -> Float[Tensor, "pairs variants d"]:
+    """What a block makes of every branch's last token, given all tokens of the branches."""
+    block = decoder.blocks[layer]
+    try:
+        block(h, **view.call(layer, variants, KeysOnly))
+    except KeysOnly as made:
+        own = made.own
+    last = h.unflatten(1, (variants, view.tail))[:, :, -1].contiguous()
+    return first(block(last, **view.call(layer, variants, own)))
 
 
 def in_parts(

@@ -52,7 +52,7 @@ class Recorder:
     ) -> None:
         self.subject, self.decoder, self.inputs, self.ids, self.real = subject, subject.decoder, inputs, ids, real
         self.lengths, device = real.sum(dim=1), subject.device
-        self.back = counted_back(subject.positions, inputs, self.lengths, subject.tokens)
+        self.back = counted_back(subject.positions, inputs, self.lengths, subject.tokens, subject.spans)
         self.trie, self.tables = self._as_trie()
         spots = subject.spots
         tail = max(int(b[bases].max()) for b in self.back.values()) if len(bases) else 1

@@ -54,7 +54,7 @@ class SequenceSubject(Subject):
 
     `answers[j]` are the tokens of answer j, in order; output j is its log-probability after the prompt. No answer may
     be the beginning of another: their probabilities would not be of different events. `encode`, `layers`, `kinds`,
-    `positions` and `memory` are those of `DecoderSubject`; places are at tokens of the prompt.
+    `positions`, `spans` and `memory` are those of `DecoderSubject`; places are at tokens of the prompt.
     """
 
     recorder_resumes = True
@@ -68,6 +68,7 @@ class SequenceSubject(Subject):
         layers: Sequence[int] | None = None,
         kinds: Sequence[str] = ("block_output",),
         positions: Positions | None = None,
+        spans: Mapping[str, int] | None = None,
         memory: int = 4 << 30,
     ) -> None:
         self.answers = tuple(tuple(int(t) for t in a) for a in answers)
@@ -87,6 +88,7 @@ class SequenceSubject(Subject):
                 layers=layers,
                 kinds=kinds,
                 positions=named,
+                spans=spans,
                 memory=max(1, memory // len(beginnings)),
             )
             self._readers[begun] = reader.watching(vocabulary=True)
@@ -149,7 +151,7 @@ class SequenceSubject(Subject):
             some = (store.part[rows] == part).nonzero().squeeze(1)
             here = some.to(activation.device)
             given = activation[:, here]
-            rewrites = {n: for_some(r, variants, pairs, (slice(None), here)) for n, r in later.items()}
+            rewrites = {n: for_some(r, variants, pairs, (slice(None), some), self.device) for n, r in later.items()}
             logits = {}
             for begun, reader in self._readers.items():
                 renamed = {self._name(n, begun): r for n, r in rewrites.items()}

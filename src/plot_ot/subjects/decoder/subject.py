@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.architecture import Decoder, refuse_answers
 from plot_ot.subjects.decoder.cache import ATTENTION, PrefixCache, PrefixView, branch_attention, register_attention
-from plot_ot.subjects.decoder.layout import Positions, Spot, counted_back, for_some, spots
+from plot_ot.subjects.decoder.layout import ALL, Positions, Spot, counted_back, for_some, spots
 from plot_ot.subjects.decoder.lens_names import from_lens
 from plot_ot.subjects.decoder.live import LENGTHS, LivePrompt
 from plot_ot.subjects.decoder.offload import ModelWeights
@@ -52,8 +52,9 @@ class DecoderSubject(PromptSubject):
     `layers` restricts the places to some blocks. `kinds` are `block_output`, and inside a block `attention_output`,
     `mlp_output` and `head_output` (before the output projection). `positions` names more tokens than the last, by
     functions of the input rows that give an index from the end (-1 is the last token); their places end in `@name`.
-    With `tokens`, the length of every prompt, there are also places at all tokens together, `...@all`: the tokens'
-    vectors one after the other, `tokens` times as wide as one.
+    `spans` gives some of them a number of tokens: such a place is the vectors of these tokens one after the other, from
+    the index on, and so many times as wide. With `tokens`, the length of every prompt, there are also places at all
+    tokens together, `...@all`.
 
     `memory` bounds, in bytes, what a recording and a resumed batch keep besides the weights; keys and values that do
     not fit, and recorded vectors that would take more than a quarter of it, go to temporary files.
@@ -70,6 +71,7 @@ class DecoderSubject(PromptSubject):
         layers: Sequence[int] | None = None,
         kinds: Sequence[str] = ("block_output",),
         positions: Positions | None = None,
+        spans: Mapping[str, int] | None = None,
         tokens: int | None = None,
         rest: bool = False,
         memory: int = 4 << 30,
@@ -84,8 +86,9 @@ class DecoderSubject(PromptSubject):
         self.reading = "rest" if rest else "answers"
         self.positions = dict(positions or {})
         self.rules: Mapping[str, Mapping[str, Any]] = {}
+        self.spans = dict(spans or {})
         self.tokens = tokens
-        self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens)
+        self._spots = spots(self.decoder, kinds, layers, list(self.positions), tokens, self.spans)
         self.places = tuple(spot.place for spot in self._spots.values())
         self.answers = tuple(tuple(int(t) for t in group) for group in answers)
         refuse_answers(self.answers, self.decoder.vocabulary)
@@ -184,10 +187,15 @@ class DecoderSubject(PromptSubject):
 
     @property
     def edited_tokens(self) -> int:
-        return self.tokens or 1
+        return max(self.tokens or 1, *self.spans.values(), 1)
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         return self.encoded(inputs)[1].sum(dim=1)
+
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        position = self._spots[place.name].position
+        named = {name: where for name, where in self.positions.items() if name == position}
+        return counted_back(named, inputs, self.lengths(inputs), self.tokens if position == ALL else None)[position]
 
     def read_as(self, reading: str | None) -> DecoderSubject:
         if reading == self.reading:
@@ -203,7 +211,7 @@ class DecoderSubject(PromptSubject):
             with torch.no_grad(), self._held():
                 final = store.final.split(min(1 << 10, self.responses_per_batch))
                 read = [piece for h in final for piece in self.limits.pieces(self._read, h, "read-out")]
-                store.readings[self.reading] = torch.cat(read)
+                store.readings[self.reading] = torch.cat(read).to(self.device)
         return store.readings[self.reading]
 
     def record(
@@ -298,7 +306,7 @@ class DecoderSubject(PromptSubject):
         lengths = self.lengths(base)
         named = {spot.position for spot in wanted}
         positions = {name: where for name, where in self.positions.items() if name in named}
-        return {**counted_back(positions, base, lengths, None), LENGTHS: lengths}
+        return {**counted_back(positions, base, lengths, None, self.spans), LENGTHS: lengths}
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -324,17 +332,17 @@ class DecoderSubject(PromptSubject):
             view = cache.view(store.slot[rows[some]], int(tails[some].max()))
 
             def run(a: Tensor, v: slice, some: Tensor = some, view: PrefixView = view) -> Tensor:
-                part = v, some.to(a.device)
                 edits = [SpotEdit(start, back[start.position][some], lambda _: a)]
                 for name, spot in spots_of.items():
-                    rewrite = for_some(later[name], variants, pairs, part)
+                    rewrite = for_some(later[name], variants, pairs, (v, some), self.device)
                     edits.append(SpotEdit(spot, back[spot.position][some], rewrite))
                 with self._held():
                     h = resumed_pass(self.decoder, view, start, a, edits)
                     read: Tensor = self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2])
                     return read.transpose(0, 1).to(self.device)
 
-            given = [(activation[v, some.to(activation.device)], v) for v in slices]
+            here = some.to(activation.device)
+            given = [(activation[v, here], v) for v in slices]
             if heavy:  # a graph that would not fit is thrown away and computed again on the way back
                 across = [checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) for a, v in given]
             else:
@@ -376,7 +384,7 @@ class DecoderSubject(PromptSubject):
         h = h.to(self.decoder.dtype)
         if self.reading == "vocabulary":
             return self.decoder.logits(h)
-        tokens = torch.tensor([t for group in self.answers for t in group], device=h.device)
+        tokens = tuple(t for group in self.answers for t in group)
         logits = self.decoder.logits(h, tokens)
         columns = [g.amax(dim=1, keepdim=True) for g in logits.split([len(g) for g in self.answers], dim=1)]
         if self.reading == "rest":

@@ -1,0 +1,158 @@
+"""The test pairs of one variable, and what its handle and its controls do on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from plot_ot.handles import Handle
+from plot_ot.judging import gates as g
+from plot_ot.judging.controls import Score, controls, full_patch, score_of
+from plot_ot.judging.gates import Answer, Gate
+from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
+from plot_ot.signatures import Readout
+from plot_ot.stages.calibrate import correct, correct_all
+from plot_ot.subjects import BankRecording
+
+VACUOUS = {"shuffled": "shuffled values", "reinitialised": "a re-initialised network"}
+RANDOM_HANDLES, RANDOM_AT_ONCE = 20, 5
+"""Random handles at most; drawn so many at a time until their gates have an answer, or more could not give one."""
+
+
+class Searched(Protocol):
+    """The controls that cost a search (`judging.verdict.Opponents`)."""
+
+    @property
+    def random(self) -> Callable[[int], Handle]: ...
+    @property
+    def shuffled(self) -> Sequence[Score]: ...
+    @property
+    def reinitialised(self) -> Sequence[Score]: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A handle on the test pairs, and what the gates say that need no search."""
+
+    right: Float[ndarray, " pairs"]
+    """Whether it is right on each of the discriminating pairs."""
+    accuracy: Accuracy
+    kept: Accuracy
+    score: Score | None
+    against: tuple[Gate, ...]
+    """Copying the source, and random places."""
+    works: Gate
+    leaves: Gate
+
+    @property
+    def refused(self) -> bool:
+        """Whether one of these gates fails that a variable must pass even in part."""
+        return any(gate.fails for gate in (*self.against, self.leaves))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A handle before the gates that every handle must pass."""
+
+    plain: Plain
+    gates: tuple[Gate, ...]
+    """Against the controls; then `works` and `leaves the rest alone`."""
+    kept_most: bool = True
+    """Of a rebuilt handle: whether it is right at least half as often as the handle it was made of, beyond doubt."""
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it shows by itself that a part of the variable is there."""
+        works = self.plain.works
+        return self.kept_most and works.fails and all(gate.holds for gate in self.gates if gate is not works)
+
+
+class Bench:
+    """The test pairs of one variable and what its controls did on them."""
+
+    def __init__(self, variable: str, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> None:
+        self.tested = sensitivity.select(sensitivity.bank.discriminating(variable))
+        self.sensitivity, self.invariance, self.readout = sensitivity, invariance, readout
+        self.boot, self.boot_kept = Bootstrap(self.tested.bank), Bootstrap(invariance.bank)
+        self.subject = subject = sensitivity.subject
+        self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
+        self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
+        self.at_random: list[ndarray] = []
+
+    def on(self, handle: Handle) -> Float[ndarray, " pairs"]:
+        """Whether a handle is right on each of the discriminating pairs."""
+        right: ndarray = correct(self.tested, handle, self.readout).double().numpy()
+        return right
+
+    def on_all(self, handles: Sequence[Handle]) -> Float[ndarray, "handles pairs"]:
+        """The same for handles that can run together."""
+        right: ndarray = correct_all(self.tested, handles, self.readout).double().numpy()
+        return right
+
+    def plainly(self, handle: Handle) -> Plain:
+        """A handle on all test pairs, each run once."""
+        changed, same = (correct(r, handle, self.readout) for r in (self.tested, self.invariance))
+        right = changed.double().numpy()
+        accuracy = self.boot.accuracy(changed, balanced=True)
+        kept = self.boot_kept.accuracy(same, balanced=True)
+        against = (
+            g.beats("copying the source", self.boot.interval(right - self.copied)),
+            g.beats("random places", self.boot.interval(right - self.everywhere)),
+        )
+        works = g.works(accuracy, self.boot.balanced_bases)
+        leaves = g.leaves_the_rest_alone(kept, self.boot_kept.balanced_bases)
+        own = score_of([self.tested.bank, self.invariance.bank], [changed, same], handle.variable)
+        return Plain(right, accuracy, kept, own, against, works, leaves)
+
+    def vacuous(self, opponents: Searched) -> Mapping[str, Score]:
+        """What the searches reach that must fail, on average."""
+        reached = {"shuffled": opponents.shuffled, "reinitialised": opponents.reinitialised}
+        return {key: _mean(scores) for key, scores in reached.items() if scores}
+
+    def judged(self, plain: Plain, opponents: Searched) -> Judged:
+        """All gates of a handle but what it reads."""
+        gates = [*plain.against, *self._against_random(plain, opponents)]
+        if plain.score is not None:
+            means = self.vacuous(opponents)
+            gates += [g.beats(VACUOUS[key], plain.score.ahead_of(mean)) for key, mean in means.items()]
+        return Judged(plain, (*gates, plain.works, plain.leaves))
+
+    def _against_random(self, plain: Plain, opponents: Searched) -> list[Gate]:
+        """Random handles, drawn until their gates have an answer or more of them could not give one.
+
+        The mean's interval also resamples the handles. Where it cannot say even if their mean were known, the pairs are
+        too few, not the handles; where the answer is no without them, the first few are shown and no more are drawn.
+        """
+        mine, mine_drawn = self.boot.balanced(plain.right)
+        rng = np.random.default_rng(3)
+        while True:
+            drawn = len(self.at_random)
+            if drawn:
+                each = [self.boot.balanced(r) for r in self.at_random]
+                draws = np.stack([d for _, d in each])
+                chosen = rng.integers(drawn, size=draws.shape)
+                mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
+                difference, bases = mine - float(np.mean([m for m, _ in each])), self.boot.balanced_bases
+                best = max(range(drawn), key=lambda k: each[k][0])
+                ahead = g.beats("random handles", Interval.of(difference, mine_drawn - mean, bases))
+                known = g.beats("random handles", Interval.of(difference, mine_drawn - draws.mean(axis=0), bases))
+                gates = [ahead, g.none_better(drawn, self.boot.interval(plain.right - self.at_random[best]))]
+                final = _said(gates[1]) and (_said(ahead) or not _said(known))
+                if drawn >= RANDOM_HANDLES or final or plain.refused:
+                    return gates
+            more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
+            self.at_random += [self.on(opponents.random(k)) for k in more]
+
+
+def _said(gate: Gate) -> bool:
+    return gate.answer is not Answer.CANNOT_SAY
+
+
+def _mean(scores: Sequence[Score]) -> Score:
+    drawn = np.mean([s.drawn for s in scores], axis=0)
+    return Score(float(np.mean([s.value for s in scores])), drawn, min(s.bases for s in scores))
