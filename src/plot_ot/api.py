@@ -206,9 +206,7 @@ def localize(
         subject = bind(subject, hypothesis, named, **options)
     else:
         if options:
-            unknown(
-                "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
-            )
+            unknown("option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed"))
         given = read_given(hypothesis, pairs)
     language = subject.language
     question = Question(

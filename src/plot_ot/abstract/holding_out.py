@@ -64,9 +64,7 @@ class HoldOut:
     def said(self, sizes: Sequence[int]) -> str:
         """How many entities each split has."""
         fit, calibration, test = sizes
-        return (
-            f"held out by {self}: {fit} values to fit, {calibration} to calibrate, {test} to test, none in two of them"
-        )
+        return f"held out by {self}: {fit} values to fit, {calibration} to calibrate, {test} to test, none in two of them"
 
     def refuse_shared(self, splits: Mapping[str, Int[Tensor, "rows inputs"]]) -> str:
         """Refuse splits of one's own that share an entity; else say how many each has."""

@@ -232,9 +232,7 @@ class Prompts:
         except PlotError as e:
             raise PlotError(f"Position '{name}': {e}") from e
         if span[0] >= span[1]:
-            raise PlotError(
-                f"Position '{name}' is missing in the prompt {shown(prompt.text)}: its text is empty there."
-            )
+            raise PlotError(f"Position '{name}' is missing in the prompt {shown(prompt.text)}: its text is empty there.")
         return span
 
 

@@ -12,7 +12,9 @@ from plot_ot.cli.common import AsJson, Debug, console, memory_bytes
 
 def bench(
     model: Annotated[str, typer.Option(help="One of `plot-ot models`, a directory, a GGUF file or a hub id.")] = "tiny",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16 (default: as saved; float32 on a CPU).")
     ] = None,

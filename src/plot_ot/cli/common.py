@@ -77,13 +77,9 @@ Address = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Ray workers (default: one per GPU, or per core).")]
 StartOver = Annotated[
     bool,
-    typer.Option(
-        "--start-over", help="Move the run in --out aside, to superseded/, and begin again; the manifest says so."
-    ),
+    typer.Option("--start-over", help="Move the run in --out aside, to superseded/, and begin again; the manifest says so."),
 ]
-Private = Annotated[
-    bool, typer.Option("--private", help="Write nothing about this machine or the commands into the run.")
-]
+Private = Annotated[bool, typer.Option("--private", help="Write nothing about this machine or the commands into the run.")]
 HoldOut = Annotated[
     str | None,
     typer.Option(help="Inputs whose values (cities, names) must not stand in two splits; several with commas."),

@@ -8,19 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from plot_ot.cli.common import (
-    Controls,
-    Debug,
-    HoldOut,
-    Private,
-    Quiet,
-    Threads,
-    console,
-    errors,
-    memory_bytes,
-    names_of,
-    printable,
-)
+from plot_ot.cli.common import Controls, Debug, HoldOut, Private, Quiet, Threads, console, errors, memory_bytes, names_of, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 

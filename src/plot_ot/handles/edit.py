@@ -45,7 +45,6 @@ class Edit:
                 f"The edit at {self.place.name} reads through a nonlinear encoder, so it is no matrix. Its parts are "
                 f"`edit.frame.encoder`, `edit.frame.write` and `edit.gains`."
             )
-
     def _factors(self) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"]]:
         """R and W g of M = (W g) Rᵀ, where the frame has directions."""
         assert self.frame.read is not None  # noqa: S101
@@ -106,9 +105,7 @@ class Edit:
         values = self.singular_values()
         rank = int((values > 1e-6 * values[0]).sum())
         told = f"; rank {rank}, largest factor {float(values[0]):.3g}, norm {float(values.norm()):.3g}"
-        sides: tuple[Literal["read", "written"], ...] = (
-            ("written",) if self.frame.write is None else ("read", "written")
-        )
+        sides: tuple[Literal["read", "written"], ...] = ("written",) if self.frame.write is None else ("read", "written")
         for side in sides:
             named = ", ".join(f"{k} ({share:.0%})" for k, share in self.neurons(side=side))
             told += f"; {'read and written' if len(sides) == 1 else side} most at neurons {named}"

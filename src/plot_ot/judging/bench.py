@@ -75,7 +75,9 @@ class Judged:
 class Bench:
     """The test pairs of one variable and what its controls did on them."""
 
-    def __init__(self, variable: str, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> None:
+    def __init__(
+        self, variable: str, sensitivity: BankRecording, invariance: BankRecording, readout: Readout
+    ) -> None:
         self.tested = sensitivity.select(sensitivity.bank.discriminating(variable))
         self.sensitivity, self.invariance, self.readout = sensitivity, invariance, readout
         self.boot, self.boot_kept = Bootstrap(self.tested.bank), Bootstrap(invariance.bank)

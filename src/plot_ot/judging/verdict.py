@@ -131,7 +131,9 @@ class Case:
     """The handle on the test pairs."""
 
     @classmethod
-    def of(cls, handle: Handle, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> Case:
+    def of(
+        cls, handle: Handle, sensitivity: BankRecording, invariance: BankRecording, readout: Readout
+    ) -> Case:
         """The case of a handle on these test pairs."""
         beforehand = said_beforehand(handle.variable, sensitivity, readout)
         if beforehand is not None:

@@ -187,9 +187,7 @@ def _parts(
         "das": ("DAS step", trained),
     }
     return [
-        Rung(
-            counts[part][0], UNITS[part], best[part] / counts[part][1], counts[part][1], 1.0, _each(plan, part, counts)
-        )
+        Rung(counts[part][0], UNITS[part], best[part] / counts[part][1], counts[part][1], 1.0, _each(plan, part, counts))
         for part in UNITS
         if part in best
     ]

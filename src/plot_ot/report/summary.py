@@ -63,13 +63,7 @@ def warnings(reading: Reading, method: str | None) -> list[str]:
     seeds = reading.distinct("seed", "records")
     if len(seeds) == 1 and is_study(reading):
         found.append("One seed only: nothing is known about the spread over networks.")
-    return (
-        found
-        + _unfiltered(reading)
-        + _calibration(reading)
-        + _power(reading)
-        + (_handles(reading, method) if method else [])
-    )
+    return found + _unfiltered(reading) + _calibration(reading) + _power(reading) + (_handles(reading, method) if method else [])
 
 
 def _unfiltered(reading: Reading) -> list[str]:

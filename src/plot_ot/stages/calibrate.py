@@ -110,9 +110,7 @@ def calibrate_coarsely(
     for at in reached.values.argsort(descending=True, stable=True)[:FOLLOWED].tolist():
         k, s = divmod(int(reached.indices[at]), len(coarse.strengths))
         around = replace(
-            search,
-            sizes=_between(search.sizes, coarse.sizes, k),
-            strengths=_between(search.strengths, coarse.strengths, s),
+            search, sizes=_between(search.sizes, coarse.sizes, k), strengths=_between(search.strengths, coarse.strengths, s)
         )
         found = calibrate(recording, [candidates[at]], variable, around, readout)
         best = found if found.score > best.score + 1e-9 else best
