@@ -95,6 +95,8 @@ bench: setup  ## the studies and side-by-side timings behind docs/results
 	$(BIN)/python benchmarks/language_study.py smollm2 --seeds 1
 	$(BIN)/python benchmarks/language_study.py ioi
 	$(BIN)/python benchmarks/token_stage.py
+	$(BIN)/python benchmarks/token_cost.py
+	$(BIN)/python benchmarks/two_cores.py
 	$(BIN)/python benchmarks/language_budget.py --seeds 0 1
 	$(BIN)/python benchmarks/language_cost.py --task mcqa --adapter planted-1000 --seed 0 --tight 0.5
 	$(BIN)/python benchmarks/scale_signatures.py

@@ -193,6 +193,10 @@ def page(done: Mapping[str, Sequence[Json]]) -> list[str]:
         "variables, then the worst, with its interval over base inputs. CPU seconds are those of the method alone, "
         "without recording and tests; all methods of a network ran in one process.",
         "",
+        "Seeds 0-9 had been looked at once before, at version 91f1dc6. Since then `plot-newton` goes on to smaller ρ "
+        "when every fit pair is right, takes stand-in sources and breaks ties by the least loss, all chosen on seeds "
+        "1000-1009 ([why](../newton.md#what-was-wrong-on-equality)); a table of version 91f1dc6 is from before.",
+        "",
     ]
     for network, units in done.items():
         here = [u for u in units if "methods" in u]

@@ -105,8 +105,8 @@ def page(found: dict[str, dict[str, object]]) -> list[str]:
         "# Two cores: threads or processes",
         "",
         "Recording prompts of multiple choice as a filter does, after everything was loaded; medians over rounds in "
-        "which the ways take turns. `faster` is by the wall clock, against one thread; on a machine that others use, "
-        "as this one was, it says little, and CPU seconds say more: what they exceed those of one thread by is waiting.",
+        "which the ways take turns. `faster` is by the wall clock, against one thread. On a machine that others use, "
+        "as this one was, that says little; CPU seconds say more: what they exceed those of one thread by is waiting.",
         "",
         *markdown(["model", "way", "wall s", "CPU s", "faster", "CPU, of one thread's"], rows),
         "",

@@ -58,7 +58,7 @@ class Counterfeit(Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor, index: int) -> Counterfeit:
-        assert type(raw) is Tensor and raw.device == CPU, (type(raw), raw.device)
+        assert raw.device == CPU, raw.device
         made = Tensor._make_wrapper_subclass(
             cls,
             raw.shape,
@@ -174,7 +174,9 @@ def _refuse_mixing(op: Any, name: str, args: tuple[Any, ...], given: list[Tensor
         return  # these only look at a shape and a type
     lone = torch.Tag.pointwise in op.tags or name in FILLING
     indices = {id(x) for x in tree_leaves(args[1])} if name in INDEXING else set()
-    written = {id(a) for a, s in zip(args, op._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write}
+    written = {
+        id(a) for a, s in zip(args, op._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
+    }
     for x in given:
         on_cpu = x.device == CPU
         if x.device == target or (on_cpu and id(x) in indices):
@@ -198,9 +200,8 @@ def _count_copy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], target
 def _count_waits(op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not any(isinstance(x, Counterfeit) for x in tree_leaves((args, kwargs))):
         return
-    if name in WAITS:
-        COUNT.wait(name)
-    elif name == "repeat_interleave" and op._overloadname == "Tensor" and kwargs.get("output_size") is None:
+    repeated = op._schema.name == "aten::repeat_interleave" and op._overloadname == "Tensor"
+    if name in WAITS or (repeated and kwargs.get("output_size") is None):
         COUNT.wait(name)
     elif name in INDEXING:
         masks = [i for i in args[1] if isinstance(i, Counterfeit) and i.dtype in (torch.bool, torch.uint8)]
@@ -391,7 +392,7 @@ def counterfeit() -> Iterator[types.SimpleNamespace]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
         # a mode does not see what its own functions call: a backward pass may run Python, which asks for devices
-        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", lambda _: False))
+        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", return_value=False))
         stack.enter_context(mock.patch.object(Tensor, "backward", lambda self, *a: torch.autograd.backward(self, *a)))
         stack.enter_context(_Kernels())
         stack.enter_context(_Python())

@@ -9,13 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
+from counterfeit import counterfeit
 from nets import PlainEdit, hooked_forward, hooked_subject, mlp, orthonormal, rand
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.errors import PlotError
-from plot_ot.subjects import MLPSubject, Place, Recording, Store, Subject, record_pairs
+from plot_ot.subjects import MLPSubject, Place, Recording, Subject, record_pairs
 
 VARIANTS, PAIRS = 5, 11
 WIDTHS = {"layer1": 6, "layer2": 7, "layer3": 5}
@@ -249,47 +248,31 @@ def test_gradients_reach_frames_and_gains_but_not_the_network(net, subject_class
 # -- devices --------------------------------------------------------------------------------------------------
 
 
-class IndexWithoutGuard(TorchFunctionMode):
-    """A CPU build of torch has no device guard for fake CUDA tensors, which `tensor[...]` asks for: go around it."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.__getitem__:
-            tensor, index = args
-            if isinstance(index, slice):
-                return torch.ops.aten.slice.Tensor(tensor, 0, index.start, index.stop)
-            return torch.ops.aten.index.Tensor(tensor, [index])
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("pairs", ["all", "slice", "indices"])
 def test_edits_made_on_the_cpu_run_where_the_network_is(net, pairs):
-    with FakeTensorMode(), IndexWithoutGuard(), torch.no_grad():
-
-        def cuda(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device="cuda")
-
-        for linear in net[::2]:
-            for name, p in list(linear.named_parameters()):
-                setattr(linear, name, nn.Parameter(cuda(*p.shape), requires_grad=False))
-        subject = MLPSubject(net)
-        store = Store(torch.empty(8, 4), {p.name: cuda(8, p.width) for p in subject.places}, cuda(8, 3))
-        rows = cuda(PAIRS, dtype=torch.long)
-        recording = Recording(subject, store, rows, rows)
+    def responses(device: str) -> Tensor:
+        subject = MLPSubject(net.to(device))
+        rows = torch.arange(PAIRS) % 8
+        store = subject.record(torch.arange(32.0).reshape(8, 4) / 8)
+        recording = Recording(subject, store, rows, rows.flip(0))
         first, second, third = subject.places
         edits = [
-            EditBatch(first, Frame(first.width, torch.empty(VARIANTS, 6, 2)), torch.empty(VARIANTS, 2)),
-            EditBatch(second, Frame.identity(second.width), torch.empty(VARIANTS, 7)),
-            EditBatch(third, Frame(third.width, torch.empty(5, 3), torch.empty(5, 3)), torch.empty(VARIANTS, 3)),
+            EditBatch(first, Frame(first.width, rand(1, VARIANTS, 6, 2)), rand(2, VARIANTS, 2)),
+            EditBatch(second, Frame.identity(second.width), rand(3, VARIANTS, 7)),
+            EditBatch(third, Frame(third.width, rand(4, 5, 3), rand(5, 5, 3)), rand(6, VARIANTS, 3)),
         ]
-        chosen = {"all": slice(None), "slice": slice(2, 6), "indices": cuda(4, dtype=torch.long)}[pairs]
+        chosen = {"all": slice(None), "slice": slice(2, 6), "indices": torch.tensor([3, 0, 2, 1])}[pairs]
         outputs = resume_edited(recording, edits, chosen)
-        assert outputs.device.type == "cuda"
+        assert outputs.device.type == device
         assert outputs.shape == (VARIANTS, PAIRS if pairs == "all" else 4, 3)
-        at = recording.base_at(second).unsqueeze(0), recording.source_at(second)
-        on_cuda = EditBatch(second, edits[1].frame, cuda(VARIANTS, 7))
-        assert on_cuda.apply(*at).device.type == "cuda"
+        return outputs.cpu()
+
+    expected = responses("cpu")
+    with counterfeit(), torch.no_grad():
+        torch.testing.assert_close(responses("cuda"), expected)
+        place, there = Place("layer2", 7, 2), rand(7, 1, PAIRS, 7).to("cuda")
         with pytest.raises(RuntimeError, match="device"):  # the check can fail: unmoved gains do not mix
-            edits[1].apply(*at)
+            EditBatch(place, Frame.identity(7), rand(8, VARIANTS, 7)).apply(there, there[0])
 
 
 # -- refusals -------------------------------------------------------------------------------------------------

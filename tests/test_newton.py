@@ -16,7 +16,7 @@ from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.errors import PlotError
-from plot_ot.handles import Handle
+from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout, as_readout
 from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.choose import TrainDas
@@ -27,8 +27,8 @@ from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.gauss_newton import DIRECT, Coordinates, Normal, Rest, minimise
 from plot_ot.stages.maps import Map, Metric, Whitened
 from plot_ot.stages.natural import Natural, edited_states, shrunk_covariance
-from plot_ot.stages.newton import NewtonHandles
-from plot_ot.stages.priors import edit_of, leading_directions, prior_maps
+from plot_ot.stages.newton import NewtonHandles, Try, _Ordinary, _scores
+from plot_ot.stages.priors import edit_of, leading_directions, prior_maps, priors_at
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
@@ -359,6 +359,47 @@ def test_a_handle_that_is_right_everywhere_stays():
     state = run(problem, NewtonHandles())
     again = NewtonHandles(weights=(1.0,))(problem, state)
     assert all(again.handles[v] is state.handles[v] for v in ("p", "q"))
+
+
+def solved(problem: Problem, stage: NewtonHandles, variable: str = "p") -> list[Try]:
+    """Every try of the stage at the best places."""
+    weights = pair_weights(problem.fit, variable, "balanced")
+    priors = [p for at in problem.subject.places for p in priors_at(problem.fit, at, variable, weights)]
+    scores = [1.0] * len(priors)
+    return stage._solved(problem, variable, stage._followed(priors, scores), _Ordinary(problem))
+
+
+def test_a_path_goes_on_when_every_fit_pair_is_right():
+    """Margins widen with a smaller ρ, and one path at most goes on after scouting."""
+    problem = planted(fit=60)
+    stage = NewtonHandles(stretch=9.0)
+    tries = solved(problem, stage)
+    whole = {id(t.solution): t.solution for t in tries}.values()
+    losses = {s.weight: s.loss for s in whole}
+    assert min(losses) < stage.weights[stage.scouting - 1]
+    assert losses[min(losses)] < losses[stage.weights[stage.scouting - 1]]
+    further = [s for s in whole if s.weight in stage.weights[stage.scouting :]]
+    assert len({s.path.start[0].rule for s in further}) == 1
+    assert len({s.path.start[0].rule for s in whole}) == stage.starts
+
+
+def test_between_equals_the_surest_map_is_taken():
+    problem = planted()
+    stage = NewtonHandles()
+    tries = solved(problem, stage)
+    bank, subject = problem.calibration.bank, problem.subject
+    weights = pair_weights(problem.calibration, "p", "balanced")
+
+    def loss(t: Try) -> float:
+        handle = handle_from_edits("p", t.edits, 0, subject, {})
+        outputs = handle.apply(subject, bank.base, bank.source)
+        return float(weights @ SOFTMAX.loss(outputs[None], bank.labels["p"])[0].double())
+
+    exact = [t for t in tries if t.score > 1 - 1e-9 and _scores(problem, "p", [t.edits], problem.fit)[0] > 1 - 1e-9]
+    assert len(exact) > 2
+    chosen = stage._best(problem, "p", tries, None, False)
+    assert chosen is not None
+    assert loss(tries[chosen]) == pytest.approx(min(loss(t) for t in exact), rel=1e-4)
 
 
 def test_the_handle_is_an_ordinary_one(tmp_path):

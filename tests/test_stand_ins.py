@@ -20,6 +20,7 @@ CAUSAL = CausalModel(
 
 def recorded(bank: Bank | None = None) -> BankRecording:
     base, source = torch.randint(2, (2, 80, 4), generator=torch.Generator().manual_seed(0))
+    base, source = torch.unique(torch.stack([base, source]), dim=1)
     bank = bank or Bank.from_pairs(CAUSAL, base, source, variables=("A", "B"))
     return record(MLPSubject(mlp(4, 5, 6, seed=0), encode=lambda rows: rows.float()), bank)[0]
 
@@ -75,3 +76,9 @@ def test_values_that_no_two_sources_share_leave_the_pairs_as_they_are():
     bank = Bank.from_pairs(causal, base, source, variables=("A",))
     fit = record(MLPSubject(mlp(1, 3, 2, seed=0), encode=lambda rows: rows.float()), bank)[0]
     assert torch.equal(more(fit, "A", 1).bank.source, source.repeat(2, 1))
+
+
+def test_pairs_that_are_repeated_get_the_same_stand_ins():
+    fit = recorded()
+    once, twice = more(fit, "A", 1), more(fit.select(torch.arange(len(fit)).repeat(2)), "A", 1)
+    assert torch.equal(twice.bank.source[2 * len(fit) :], once.bank.source[len(fit) :].repeat(2, 1))

@@ -233,3 +233,29 @@ def test_a_filter_keeps_nothing_and_answers_the_same(monkeypatch):
     assert store.cache_bytes == 0
     expected = torch.stack([oracle(model, int(r), {}) for r in ROWS[:, 0]])
     assert torch.equal(store.top_token, expected.argmax(dim=1))
+
+
+def test_a_model_with_an_adapter_records_as_plain_forwards_do(monkeypatch):
+    """LoRA layers in the place of linear ones, not merged."""
+    peft = pytest.importorskip("peft")
+    small_passes(monkeypatch)
+    model = network("llama")
+    before = torch.stack([oracle(model, int(r), {}) for r in ROWS[:, 0]])
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"]))
+    generator = torch.Generator().manual_seed(1000)
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.data = 0.3 * torch.randn(p.shape, generator=generator)
+    subject = subject_of(model, positions={"early": position})
+    [made] = record_pairs(subject, (ROWS[::2], ROWS[1::2]))
+    assert isinstance(_pages(made), NodePages)
+    expected = torch.stack([oracle(model, int(r), {}) for r in made.store.inputs[:, 0]])
+    assert relative(made.store.outputs, as_answers(expected)) < 1e-5
+    assert relative(expected, before[made.store.inputs[:, 0]]) > 1e-2  # the adapter does something
+    place = subject.place("block_output.1@early")
+    edit = EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))
+    whole = [
+        oracle(model, int(b), {place.name: lambda _, a=a: a})
+        for b, a in zip(ROWS[::2, 0], made.source_at(place), strict=True)
+    ]
+    assert relative(respond(made, [edit])[0], as_answers(torch.stack(whole))) < 2e-5

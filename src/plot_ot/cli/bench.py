@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from plot_ot.cli.common import AsJson, Debug, console, memory_bytes
+from plot_ot.errors import unknown
 
 
 def bench(
     model: Annotated[str, typer.Option(help="One of `plot-ot models`, a directory, a GGUF file or a hub id.")] = "tiny",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16 (default: as saved; float32 on a CPU).")
     ] = None,
@@ -30,7 +29,6 @@ def bench(
     Exit code 1 if resumed passes do not give what whole passes give.
     """
     from plot_ot.planner.ladder import climb, device_by_name
-    from plot_ot.errors import unknown
     from plot_ot.tasks.language import DTYPES, load
 
     if dtype is not None and dtype not in DTYPES:

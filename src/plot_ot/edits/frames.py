@@ -18,6 +18,7 @@ from torch import Tensor
 from plot_ot.edits.encoder import Encoder
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place
+from plot_ot.subjects.memory import sent
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,8 @@ class Frame:
         """The frame's tensors moved."""
         return replace(
             self,
-            read=None if self.read is None else self.read.to(device, dtype),
-            write=None if self.write is None else self.write.to(device, dtype),
+            read=None if self.read is None else sent(self.read, device, dtype),
+            write=None if self.write is None else sent(self.write, device, dtype),
             encoder=None if self.encoder is None else self.encoder.to(device, dtype),
         )
 

@@ -15,6 +15,7 @@ from plot_ot.edits.frames import EditBatch
 from plot_ot.edits.guards import require_finite_outputs, within_memory
 from plot_ot.errors import PlotError
 from plot_ot.subjects import Place, Recording
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.protocol import PairIndex, Rewrite, Store
 
 
@@ -38,15 +39,17 @@ def stream(
     Every variant resumes at the first place where one of its gains is not zero; pairs that are the same to all of
     these edits run once.
     """
+    active = torch.stack([(e.gains != 0).any(dim=1).cpu() for e in _sorted(recording, edits)])
     edits = in_forward_order(recording, edits)
-    first_active = torch.stack([(e.gains != 0).any(dim=1) for e in edits]).long().argmax(dim=0).cpu()
+    first_active = active.long().argmax(dim=0)
     size = recording.subject.responses_per_batch
     for start in range(len(edits)):
         group = (first_active == start).nonzero().squeeze(1)
         if not len(group):
             continue
-        here = [e.select(group.to(e.gains.device)) for e in edits[start:]]
-        here = [e for k, e in enumerate(here) if not k or bool(e.gains.any())]
+        some = slice(None) if len(group) == len(first_active) else group
+        acting = [e for k, e in enumerate(edits) if k == start or (k > start and bool(active[k, group].any()))]
+        here = [e.select(some) for e in acting]
         distinct = Distinct.of(recording, [e.place for e in here])
         gathered = [Gathered(distinct.once, e.place) for e in here]
         classes_at_once = min(len(distinct.once), size)
@@ -55,7 +58,8 @@ def stream(
             chosen = [e.select(slice(first, first + variants_at_once)) for e in here]
             for classes, pairs, expand in distinct.batches(classes_at_once):
                 outputs = _resume(distinct.once, chosen, gathered, classes)
-                yield group[first : first + variants_at_once], pairs, expand(outputs)
+                there = pairs if isinstance(pairs, slice) else sent(pairs, outputs.device)
+                yield group[first : first + variants_at_once], there, expand(outputs)
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,15 @@ class Distinct:
     @classmethod
     def of(cls, recording: Recording, places: Sequence[Place]) -> Distinct:
         """The classes under edits at these places."""
-        code, source, device = recording.numbers, recording.source_rows.cpu(), recording.base_rows.device
+        code = recording.base_rows
         for place in places:
-            state = _state_codes(recording.store, place)[source]
+            state = _state_codes(recording.store, place)[recording.source_rows]
             code = torch.unique(code * (int(state.max()) + 1) + state, return_inverse=True)[1]
         if int(code.max()) + 1 == len(recording):
             return cls(recording, None)
-        first = first_of_each(code).to(device)
+        first = first_of_each(code)
         once = Recording(recording.subject, recording.store, recording.base_rows[first], recording.source_rows[first])
-        return cls(once, code.to(device))
+        return cls(once, code)
 
     def batches(
         self, size: int, order: Int[Tensor, " classes"] | None = None
@@ -93,17 +97,14 @@ class Distinct:
                 batch = slice(at, min(at + size, len(self.once))) if order is None else order[at : at + size]
                 yield batch, batch, lambda outputs: outputs
             return
-        if order is None:
-            order = torch.arange(len(self.once), device=self.of_pair.device)
-        rank, pairs = (
-            torch.empty_like(order)
-            .scatter_(0, order, torch.arange(len(order), device=order.device))[self.of_pair]
-            .sort(stable=True)
-        )
-        cuts = torch.arange(0, len(order) + size, size, device=rank.device)
-        edges = torch.searchsorted(rank, cuts).tolist()  # all at once: a GPU is waited for once, not for every batch
-        for at, low, high in zip(range(0, len(order), size), edges, edges[1:], strict=False):
-            yield order[at : at + size], pairs[low:high], partial(_by_pair, rank[low:high] - at)
+        count, rank = len(self.once), self.of_pair
+        if order is not None:
+            rank = torch.empty_like(order).scatter_(0, order, torch.arange(count))[self.of_pair]
+        rank, pairs = rank.sort(stable=True)
+        for at in range(0, count, size):
+            low, high = torch.searchsorted(rank, torch.tensor([at, at + size])).tolist()
+            classes = slice(at, min(at + size, count)) if order is None else order[at : at + size]
+            yield classes, pairs[low:high], partial(_by_pair, rank[low:high] - at)
 
     def first_pair(self, number: int) -> int:
         """The first pair of a class."""
@@ -118,7 +119,7 @@ def _state_codes(store: Store, place: Place) -> Int[Tensor, " inputs"]:
 
 
 def _by_pair(of_pair: Int[Tensor, " pairs"], outputs: Shaped[Tensor, "variants classes ..."]) -> Tensor:
-    return outputs.index_select(1, of_pair)
+    return outputs.index_select(1, sent(of_pair, outputs.device))
 
 
 def resume_edited(
@@ -158,20 +159,29 @@ def _resume_at_once(
     recording: Recording, edits: Sequence[EditBatch], gathered: Sequence[Gathered], pairs: PairIndex
 ) -> Tensor:
     first, *rest = edits
-    edited = first.apply(gathered[0].base[pairs].unsqueeze(0), gathered[0].source[pairs])
+    here = pairs if isinstance(pairs, slice) else sent(pairs, gathered[0].base.device)
+    edited = first.apply(gathered[0].base[here].unsqueeze(0), gathered[0].source[here])
 
     def rewrite(edit: EditBatch, source: Tensor) -> Rewrite:
         return lambda a: edit.apply(a, source)
 
-    later = {e.place.name: rewrite(e, g.source[pairs]) for e, g in zip(rest, gathered[1:], strict=True)}
-    rows = (recording.numbers if isinstance(pairs, slice) else recording.base_rows)[pairs]
-    outputs = recording.subject.resume(recording.store, rows, first.place, edited, later)
+    later = {e.place.name: rewrite(e, g.source[here]) for e, g in zip(rest, gathered[1:], strict=True)}
+    outputs = recording.subject.resume(recording.store, recording.base_rows[pairs], first.place, edited, later)
     require_finite_outputs(outputs, recording, pairs, edited, first.place, later)
     return outputs
 
 
 def in_forward_order(recording: Recording, edits: Sequence[EditBatch]) -> list[EditBatch]:
     """The edits sorted as the forward pass meets them, on the subject's device, checked against each other."""
+    moved = []
+    for e in _sorted(recording, edits):
+        like = recording.store.activations[e.place.name]
+        moved.append(EditBatch(e.place, e.frame.to(like.device, like.dtype), sent(e.gains, like.device, like.dtype)))
+    return moved
+
+
+def _sorted(recording: Recording, edits: Sequence[EditBatch]) -> list[EditBatch]:
+    """The edits in forward order, where they are."""
     if not edits:
         raise PlotError("There is nothing to respond to: give at least one edit.")
     if len({len(e.gains) for e in edits}) > 1:
@@ -181,8 +191,4 @@ def in_forward_order(recording: Recording, edits: Sequence[EditBatch]) -> list[E
         recording.subject.require(e.place)
     if len({e.place.name for e in edits}) < len(edits):
         raise PlotError("Two edits name the same place; put their directions into one frame.")
-    moved = []
-    for e in sorted(edits, key=lambda e: order[e.place.name]):
-        like = recording.store.activations[e.place.name]
-        moved.append(EditBatch(e.place, e.frame.to(like.device, like.dtype), e.gains.to(like.device, like.dtype)))
-    return moved
+    return sorted(edits, key=lambda e: order[e.place.name])

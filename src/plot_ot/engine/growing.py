@@ -51,7 +51,7 @@ class GrowingRecording:
         rows = at[code[recorded:]]
         if bool((rows < 0).any()):
             raise PlotError("A bank has inputs that were not recorded: add them first.")
-        rows, found, start = rows.to(self.subject.device), [], 0
+        rows, found, start = rows.cpu(), [], 0
         for bank in banks:
             middle, end = start + len(bank), start + 2 * len(bank)
             base, source = rows[start:middle], rows[middle:end]

@@ -161,7 +161,7 @@ class _RayCrew:
             # Ray's `map` keeps a worker waiting for those before it in the order; so take them as they come
             done = pool.map_unordered(lambda worker, order: worker.numbered.remote(*order), orders)
             return _values_or_errors(_in_order(done), self.notes)
-        of_pair = recording.shard[recording.base_rows.cpu()]
+        of_pair = recording.shard[recording.base_rows]
         present, turns = len(of_pair.unique()), Counter[int]()
         refs = []
         for unit in units:

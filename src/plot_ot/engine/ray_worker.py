@@ -179,8 +179,7 @@ class Worker:
 
         def opened() -> BankRecording:
             part: BankRecording = cloudpickle.loads(box.open())
-            base, source = (rows.to(subject.device) for rows in (part.base_rows, part.source_rows))
-            return replace(part, store=to_device(part.store, subject), base_rows=base, source_rows=source)
+            return replace(part, store=to_device(part.store, subject))
 
         return kept(self.opened, box.key, opened, OPENED)
 

@@ -92,7 +92,7 @@ def shards(recording: BankRecording) -> list[PairIndex]:
     """The pairs of every shard, in plan order; one slice(None) where there is no more than one."""
     if not isinstance(recording, SharedRecording):
         return [slice(None)]
-    of_pair = recording.shard[recording.base_rows.cpu()]
+    of_pair = recording.shard[recording.base_rows]
     present = of_pair.unique().tolist()
     return [slice(None)] if len(present) == 1 else [(of_pair == s).nonzero().squeeze(1) for s in present]
 
@@ -138,7 +138,7 @@ def record_shared(
     require_finite(store)
     shard = torch.cat([torch.full((len(p.inputs),), k) for k, p in enumerate(parts)])
     recordings, at = [], 0
-    rows = rows.to(subject.device)
+    rows = rows.cpu()
     for bank in banks:
         middle, end = at + len(bank), at + 2 * len(bank)
         recordings.append(SharedRecording(subject, store, rows[at:middle], rows[middle:end], bank, crew, shard))

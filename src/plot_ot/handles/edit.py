@@ -123,15 +123,16 @@ class Edit:
 
     def swapping(self, source: Float[Tensor, "rows d"]) -> Callable[[Tensor], Tensor]:
         """Rewrites activations [rows, d] towards those of the sources, row by row (or of one source)."""
-        gains = self.gains.to(source.device, source.dtype).unsqueeze(0)
-        batch = EditBatch(self.place, self.frame.to(source.device, source.dtype), gains)
 
         def edit(a: Float[Tensor, "rows d"]) -> Float[Tensor, "rows d"]:
             if len(source) not in (1, len(a)):
                 raise PlotError(
                     f"The handle was opened with {len(source)} source rows, but the model is called with {len(a)}."
                 )
-            return batch.apply(a.unsqueeze(0), source.expand(len(a), -1))[0]
+            there = source.to(a.device)  # parts of a network may be on several devices
+            gains = self.gains.to(there.device, there.dtype).unsqueeze(0)
+            batch = EditBatch(self.place, self.frame.to(there.device, there.dtype), gains)
+            return batch.apply(a.unsqueeze(0), there.expand(len(a), -1))[0]
 
         return edit
 

@@ -124,7 +124,7 @@ class Handle:
             return self
         means = []
         for e in self.edits:
-            a = recording.source_at(e.place)[once.to(recording.source_rows.device)]
+            a = recording.source_at(e.place)[once]
             c = e.frame.to(a.device, a.dtype).coordinates(a).cpu()
             means.append([c[which == j].mean(dim=0) for j in range(len(distinct))])
         values = {as_value(v): tuple(m[j] for m in means) for j, v in enumerate(distinct.tolist())}

@@ -35,6 +35,8 @@ class Estimate:
         """The estimate of counted passes, and of what is run whole before them."""
         whole = {**scene.beside, "recording": scene.inputs}
         parts = {part: recording_cost(scene, some, machine) for part, some in whole.items()}
+        if "filter" in whole and spread.replicas == 1:  # it keeps what it ran; workers record anew
+            parts |= {part: Cost() for part in whole if part != "filter"}
         parts |= {part: total([cost(p, scene, machine) for p in passes]) for part, passes in by_part(found.passes)}
         return cls(parts, {part: c.seconds(machine, spread) for part, c in parts.items()})
 

@@ -211,14 +211,15 @@ def total(costs: Sequence[Cost]) -> Cost:
 def memory(found: Forecast, scene: Scene, machine: Machine) -> Memory:
     """The memory that a method needs at most, its recording included."""
     shape, inputs, subject = scene.shape, scene.inputs, scene.subject
+    ran = scene.beside.get("filter", inputs)  # what a filter ran is kept until recording takes over its part
     place = 4.0 * inputs.count * shape.width
-    vectors = float(inputs.count * shape.vector_bytes)
-    keys = float(inputs.kept * shape.blocks * shape.key_bytes)
+    vectors, running = (float(n * shape.vector_bytes) for n in (inputs.count, ran.count))
+    keys = float(ran.kept * shape.blocks * shape.key_bytes)
     limit = subject.vectors_in_memory
-    on_disk = limit is not None and vectors - place > limit
+    on_disk = limit is not None and running - 4.0 * ran.count * shape.width > limit
     if on_disk:
         vectors = 3 * place  # the last vectors; one place as it was read, and put together from shards
-    joined = vectors if inputs.shards > 1 and not on_disk else 0.0
+    joined = running if (ran is not inputs or inputs.shards > 1) and not on_disk else 0.0
     recorded, resumed = subject.recorded_at_once(machine.device), subject.resumed_at_once(machine.device)
     passing = batch = shape.pass_bytes(min(inputs.running, recorded), scene.context)
     for p in found.passes:
@@ -231,7 +232,7 @@ def memory(found: Forecast, scene: Scene, machine: Machine) -> Memory:
             graph = float(responses * scene.through(p.place) * shape.graph_bytes)
             held += subject.memory / 2 if subject.recomputes(graph) else graph
         batch = max(batch, held, 6 * place)
-    beside = place if on_disk else float(inputs.count * shape.vector_bytes)
+    beside = 4.0 * ran.count * shape.width if on_disk else running
     needed = Memory(
         float(shape.weight_bytes),
         vectors,

@@ -187,7 +187,9 @@ def _parts(
         "das": ("DAS step", trained),
     }
     return [
-        Rung(counts[part][0], UNITS[part], best[part] / counts[part][1], counts[part][1], 1.0, _each(plan, part, counts))
+        Rung(
+            counts[part][0], UNITS[part], best[part] / counts[part][1], counts[part][1], 1.0, _each(plan, part, counts)
+        )
         for part in UNITS
         if part in best
     ]
@@ -208,7 +210,7 @@ def _hooked(recording: Recording, place: Place) -> Float[Tensor, "pairs vocabula
     """Logits after the base prompts by whole forward passes, with the sources' vectors put in by a hook."""
     subject = recording.subject
     assert isinstance(subject, DecoderSubject)  # noqa: S101
-    ids, real = subject.encoded(recording.store.inputs[recording.numbers])
+    ids, real = subject.encoded(recording.store.inputs[recording.base_rows])
     source = recording.source_at(place)
     with subject.intervene({place.name: lambda a: source.to(a)}):
         model = subject.decoder.model

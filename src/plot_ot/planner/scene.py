@@ -82,7 +82,9 @@ class Scene:
     outputs: int
     """How many candidate answers there are."""
     beside: Mapping[str, Inputs] = field(default_factory=dict)
-    """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`."""
+    """What else is run whole, by part: a `filter` that sees whether the model answers right, banks to `transfer`.
+
+    Recording takes over what a filter ran: in the same process no prompt runs twice."""
     _classes: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _tails: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 

@@ -308,7 +308,7 @@ def _fold_of_class(folds: Int[Tensor, " pairs"], distinct: Distinct) -> Int[Tens
     """The fold of every class: a class has one base input, so all its pairs are in one fold."""
     if distinct.of_pair is None:
         return folds
-    return folds.new_zeros(len(distinct.once)).index_copy(0, distinct.of_pair.cpu(), folds)
+    return folds.new_zeros(len(distinct.once)).index_copy(0, distinct.of_pair, folds)
 
 
 def measure(names: tuple[str, ...], family: SiteFamily, spec: SignatureSpec, pooled: Pooled) -> Signatures:

@@ -110,7 +110,7 @@ class Abstract:
             u = torch.einsum("tf,mtp->fmtp", self.member, self.u)
         if distinct.of_pair is None:
             return self.member, u
-        of_pair, classes = distinct.of_pair.cpu(), len(distinct.once)
+        of_pair, classes = distinct.of_pair, len(distinct.once)
         weight = self.member.new_zeros(classes, self.member.shape[1]).index_add(0, of_pair, self.member)
         if not self.means:
             u = u.new_zeros(*u.shape[:2], classes, u.shape[3]).index_add(2, of_pair, u)

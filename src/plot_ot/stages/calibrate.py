@@ -21,6 +21,7 @@ from plot_ot.signatures import Readout
 from plot_ot.sites import SiteFamily
 from plot_ot.stages.problem import Calibration, Candidate, best_by
 from plot_ot.subjects import BankRecording, Place
+from plot_ot.subjects.memory import sent
 from plot_ot.transport import Coupling
 
 SCORES = ("paper", "balanced", "sensitive")
@@ -222,7 +223,7 @@ def _lowest_loss(
     grouped = [[t for t in tied if t[0] == at] for at in used]
     rows = [torch.tensor([k * len(search.strengths) + s for _, k, s in group]) for group in grouped]
     tries = [candidates[at].family.edits(variants[at][r]) for at, r in zip(used, rows, strict=True)]
-    losses = _over_shards(_losses, recording, tries, variable, weights, readout)
+    losses = losses_all(recording, tries, variable, weights, readout)
     found = [
         pair for loss, group in zip(losses, grouped, strict=True) for pair in zip(loss.tolist(), group, strict=True)
     ]
@@ -290,6 +291,17 @@ def scored_all(
     return _over_shards(_scores, recording, tries, variable, weights, readout)
 
 
+def losses_all(
+    recording: BankRecording,
+    tries: Sequence[Sequence[EditBatch]],
+    variable: str,
+    weights: Float[Tensor, " pairs"],
+    readout: Readout,
+) -> list[Float[Tensor, " variants"]]:
+    """Mean weighted loss of every variant of several batches of edits: how sure, where `scored_all` says how right."""
+    return _over_shards(_losses, recording, tries, variable, weights, readout)
+
+
 Sums = Callable[[BankRecording, Sequence[EditBatch], str, Tensor, Readout], Float[Tensor, " variants"]]
 
 
@@ -315,24 +327,25 @@ def _over_shards(
 def _scores(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, readout: Readout
 ) -> Float[Tensor, " variants"]:
-    labels = recording.bank.labels[variable].to(recording.subject.device)
-    weights = weights.to(labels.device)
+    labels = sent(recording.bank.labels[variable], recording.subject.device)
+    weights = sent(weights, labels.device)
     scores = torch.zeros(len(edits[0].gains), dtype=torch.float64, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
-        right = readout.correct(outputs, labels[pairs])
-        scores[variants] += right.double() @ weights[pairs]
+        right, at = readout.correct(outputs, labels[pairs]), sent(variants, labels.device)
+        scores[at] += right.double() @ weights[pairs]
     return scores.cpu()
 
 
 def _losses(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, weights: Tensor, readout: Readout
 ) -> Float[Tensor, " variants"]:
-    labels = recording.bank.labels[variable].to(recording.subject.device)
-    weights = weights.to(labels.device)
-    losses = torch.zeros(len(edits[0].gains), dtype=torch.float64)
+    labels = sent(recording.bank.labels[variable], recording.subject.device)
+    weights = sent(weights, labels.device)
+    losses = torch.zeros(len(edits[0].gains), dtype=torch.float64, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
-        losses[variants] += (readout.loss(outputs, labels[pairs]).double() @ weights[pairs]).cpu()
-    return losses
+        at = sent(variants, labels.device)
+        losses[at] += readout.loss(outputs, labels[pairs]).double() @ weights[pairs]
+    return losses.cpu()
 
 
 def scored_frames(
@@ -387,7 +400,7 @@ def _correct_under(
 def _correct(
     recording: BankRecording, edits: Sequence[EditBatch], variable: str, readout: Readout
 ) -> Bool[Tensor, "variants pairs"]:
-    labels = recording.bank.labels[variable].to(recording.subject.device)
+    labels = sent(recording.bank.labels[variable], recording.subject.device)
     right = torch.zeros(len(edits[0].gains), len(recording), dtype=torch.bool, device=labels.device)
     for variants, pairs, outputs in stream(recording, edits):
         at = torch.arange(len(recording), device=labels.device)[pairs]

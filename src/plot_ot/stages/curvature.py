@@ -26,7 +26,7 @@ answers than it ever gives; so outputs are scaled until that loss is small, by a
 
 def sharpness(recording: BankRecording, readout: Readout) -> float:
     """The least factor 1, 2, 4, ... on the outputs at which the network's own answers have a mean loss below `SURE`."""
-    outputs, answers = recording.base_outputs, recording.bank.base_answer.to(recording.base_rows.device)
+    outputs, answers = recording.base_outputs.cpu(), recording.bank.base_answer.cpu()
     factor = 1.0
     if not readout.logits:
         return factor

@@ -93,7 +93,7 @@ def descend(
     final = torch.full((jobs,), math.inf, dtype=torch.float64)
     for epoch in range(1, spec.most + 1):
         total = torch.zeros(len(active), dtype=torch.float64, device=device)
-        order = torch.randperm(len(distinct.once), generator=generator).to(device)
+        order = torch.randperm(len(distinct.once), generator=generator)
         for classes, pairs, expand in distinct.batches(at_once, order):
             batch = variants.edits(active, epoch / spec.most)
             outputs = expand(resume_edited(distinct.once, batch, classes, gathered))

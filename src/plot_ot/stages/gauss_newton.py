@@ -33,10 +33,13 @@ from plot_ot.signatures import Readout
 from plot_ot.stages.curvature import output_curvature, sharpened, sharpness
 from plot_ot.stages.maps import Map, Whitened
 from plot_ot.subjects import BankRecording, Place, Subject
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.protocol import Rewrite, Store
 
 DIRECT = 1024
 """Up to so many unknowns a step solves the normal equations; beyond, conjugate gradients on products with them."""
+UNFELT = 1e-4
+"""The share of the matrix that a direct solution leaves out, in the rows of pairs that are sure."""
 ITERATIONS = 40
 """The most conjugate-gradient iterations of one step."""
 
@@ -80,13 +83,12 @@ class Rest:
         order = {p.name: k for k, p in enumerate(recording.subject.places)}
         first_place, *others = sorted(places, key=lambda p: order[p.name])
         distinct = Distinct.of(recording, places).of_pair
-        device = recording.base_rows.device
-        code = torch.arange(len(recording), device=device) if distinct is None else distinct
-        answer = torch.unique(labels, dim=0 if labels.ndim > 1 else None, return_inverse=True)[1].to(device)
+        labels, code = labels.cpu(), torch.arange(len(recording)) if distinct is None else distinct
+        answer = torch.unique(labels, dim=0 if labels.ndim > 1 else None, return_inverse=True)[1]
         code = torch.unique(code * (int(answer.max()) + 1) + answer, return_inverse=True)[1]
         first = first_of_each(code)
         base = recording.base_at(first_place)[first]
-        summed = torch.zeros(len(first), dtype=torch.float64).index_add(0, code.cpu(), weights.double().cpu())
+        summed = torch.zeros(len(first), dtype=torch.float64).index_add(0, code, weights.double().cpu())
         return cls(
             recording.subject,
             recording.store,
@@ -95,7 +97,7 @@ class Rest:
             base,
             (recording.source_at(first_place)[first] - base).double().cpu(),
             tuple(recording.source_at(p)[first] for p in others),
-            labels.cpu()[first.cpu()],
+            labels[first],
             summed,
             sharpened(readout, sharpness(recording, readout)),
             max(1, batch),
@@ -108,7 +110,7 @@ class Rest:
 
         With `nudges` the edited states are a little elsewhere: zeros whose gradients are those of the states.
         """
-        state = self.base[some] + maps[0].of(self.difference[some]).to(self.base)
+        state = self.base[some] + sent(maps[0].of(self.difference[some]), self.base.device, self.base.dtype)
         seen: dict[int, Tensor] = {}
 
         def rewriting(k: int) -> Rewrite:
@@ -160,7 +162,7 @@ class Rest:
                 seen_here = outputs.detach().cpu()
                 losses, slope, curvature = output_curvature(seen_here, self.labels[some], self.readout)
                 total += float(self.weights[some] @ losses.double())
-                backs = torch.stack([slope, *curvature]).to(outputs.device).unbind()
+                backs = sent(torch.stack([slope, *curvature]), outputs.device).unbind()
                 if outputs.requires_grad:
                     kept = [*[True] * len(curvature), False]
                     back = [
@@ -265,11 +267,11 @@ class Normal:
         return direct
 
     def _felt(self) -> Int[Tensor, " kept"]:
-        """The rows that hold all but a millionth of the matrix: most pairs are sure, and curve next to nothing."""
+        """The rows that hold nearly all of the matrix: most pairs are sure, and curve next to nothing."""
         sizes = sum(u.square().sum(dim=1) * v.square().sum(dim=1) for u, v in zip(self.u, self.v, strict=True))
         assert isinstance(sizes, Tensor)  # noqa: S101
         rising = sizes.sort()
-        return rising.indices[rising.values.cumsum(0) > 1e-6 * sizes.sum()]
+        return rising.indices[rising.values.cumsum(0) > UNFELT * sizes.sum()]
 
     def _conjugate(self, right: Float[Tensor, " unknowns"], c: float) -> Float[Tensor, " unknowns"]:
         n, left = torch.zeros_like(right), right.clone()

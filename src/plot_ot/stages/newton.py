@@ -19,7 +19,7 @@ from plot_ot.engine import Unit, run
 from plot_ot.errors import PlotError
 from plot_ot.handles import Handle, handle_from_edits
 from plot_ot.signatures import Readout
-from plot_ot.stages.calibrate import pair_weights, scored, scored_all, scored_frames
+from plot_ot.stages.calibrate import losses_all, pair_weights, scored, scored_all, scored_frames
 from plot_ot.stages.closed_form import RULES
 from plot_ot.stages.curvature import DIRECTIONS
 from plot_ot.stages.forecast import Forecast
@@ -44,8 +44,8 @@ class NewtonHandles:
 
     Calibration picks the place, the prior (its rule and ridge), ρ, the room and the rank. Between equal scores it is
     whoever is right on more of the fit pairs, then the handle found before (if it leaves states ordinary itself), then
-    the larger ρ (the more natural), then the smaller rank. With `together`, several places are solved
-    at once where no single one will do.
+    the map that is surest: the least loss on calibration. With `together`, several places are solved at once where no
+    single one will do.
     """
 
     learner: ClassVar[bool] = True
@@ -57,10 +57,10 @@ class NewtonHandles:
     """The prior's ridge, in units of the mean variance of a_s - a_b."""
     rules: tuple[str, ...] = (*RULES, PAIRS)
     """Which cells the prior's shifts are between; `pairs` needs no values."""
-    starts: int = 3
+    starts: int = 2
     """How many priors are followed at each place, the best on calibration."""
-    stand_ins: int = 1
-    """How often every fit pair is taken again with another recorded source of the same value (`stages.stand_ins`)."""
+    stand_ins: int = 3
+    """How often every fit pair is taken again, for small ρ, with another recorded source of the same value."""
     behind: float = 0.15
     """Places whose closed forms are so much worse on calibration than the best place's are left out."""
     rooms: tuple[int, ...] = (8, 24)
@@ -71,6 +71,8 @@ class NewtonHandles:
     """Ranks tried besides the whole map."""
     stretch: float = 1.5
     """Maps that push the states of calibration pairs further out than this (1 is ordinary) are left out."""
+    scouting: int = 3
+    """After so many ρ only the best path of all places goes on."""
     steps: int = 4
     """The most Gauss-Newton steps for one ρ."""
     batch: int = 4096
@@ -131,14 +133,14 @@ class NewtonHandles:
         return None if best is None else self._handle(problem, variable, best, tries, found), tried
 
     def _handle(self, problem: Problem, variable: str, best: Try, tries: Sequence[Try], found: Handle | None) -> Handle:
-        by_place = best_by([t.solution.start[0].place.name for t in tries], [t.score for t in tries])
+        by_place = best_by([t.solution.path.places[0].name for t in tries], [t.score for t in tries])
         solution = best.solution
         chosen = {
-            "support": " and ".join(p.place.name for p in solution.start),
+            "support": " and ".join(p.name for p in solution.path.places),
             "form": f"newton ρ = {solution.weight:g}",
-            "rule": solution.start[0].rule,
-            "ridge": solution.start[0].ridge,
-            "room": solution.room,
+            "rule": solution.path.start[0].rule,
+            "ridge": solution.path.start[0].ridge,
+            "room": solution.path.room,
             "k": best.rank,
             "steps": solution.steps,
             "fit_loss": solution.loss,
@@ -160,14 +162,16 @@ class NewtonHandles:
         for v, own in ahead.open.items():
             rules = different_rules(fit, v, self.rules)
             for p, chance in own.items():
-                paths = min(self.starts, rules) * len(self._rooms(p))
-                times = paths * len(self.weights) * self.steps * chance
+                paths = min(self.starts, rules) * len(self._rooms_of(p.width))
+                scouted = len(self.weights[: self.scouting])
+                further = (len(self.weights) - scouted) * chance / len(own)
+                solved = paths * scouted * chance + further
+                times = (solved + further * (0 if set(self.rules) == {PAIRS} else self.stand_ins)) * self.steps
                 if ahead.case == "highest" and min(self.together, len(own)) > 1 and p == ahead.by_price(list(own))[0]:
                     times += min(self.starts, rules) * len(self.weights) * self.steps
-                times *= 1 + (self.stand_ins if set(self.rules) != {PAIRS} else 0)
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
-                tried = rules * len(self.ridges) + paths * len(self.weights) * (1 + len(self.ranks))
+                tried = rules * len(self.ridges) + round(solved) * (1 + len(self.ranks))
                 ahead.add("calibration", p, calibration, tried, chance)
 
     def _best(
@@ -184,7 +188,11 @@ class NewtonHandles:
             kept = _on_fit(problem, found)
             if kept > max(on_fit) or (stays and kept == max(on_fit)):
                 return None
-        return max(zip(on_fit, tied, strict=True), key=lambda t: (t[0], tries[t[1]].order))[1]
+        surest = [k for right, k in zip(on_fit, tied, strict=True) if right == max(on_fit)]
+        weights = pair_weights(problem.calibration, variable, problem.score)
+        edits = [tries[k].edits for k in surest]
+        losses = losses_all(problem.calibration, edits, variable, weights, problem.readout)
+        return min(zip(losses, surest, strict=True), key=lambda t: float(t[0]))[1]
 
     def _followed(self, priors: Sequence[Prior], scores: Sequence[float]) -> list[Start]:
         """The best priors of each place not far behind, no two of one rule; between equal scores the larger ridge."""
@@ -223,9 +231,11 @@ class NewtonHandles:
         order = sorted(range(len(starts)), key=lambda k: -round(reached[k], 9))
         return self._solved(problem, variable, [starts[k] for k in order[: self.starts]], ordinary)
 
-    def _rooms(self, place: Place) -> list[int]:
+    def _rooms(self, start: Start) -> list[int]:
         """Sizes of the subspaces that are solved in."""
-        width = place.width
+        return self._rooms_of(max(p.place.width for p in start))
+
+    def _rooms_of(self, width: int) -> list[int]:
         return [width] if width <= self.whole else sorted({min(r, width) for r in self.rooms})
 
     def _solved(
@@ -236,33 +246,42 @@ class NewtonHandles:
         ordinary: _Ordinary,
         needed: bool = False,
     ) -> list[Try]:
-        """A path over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
+        """Paths over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
 
-        Where everything is and a handle is `needed`, the least stretched one stays.
+        After `scouting` values of ρ only the best path goes on, with stand-ins. Where everything is stretched and a
+        handle is `needed`, the least stretched one stays.
         """
-        with problem.clock.part("newton"):
-            fit = self._pairs(problem, variable)
-            args = variable, _balanced(fit, variable), problem.readout, self
-            units = []
-            for start in starts:
-                rooms = self._rooms(max((p.place for p in start), key=lambda p: p.width))
-                at = tuple(p.place for p in start)
-                units += [Unit(_path, slice(None), at, (start, room, *args)) for room in rooms]
-            found: Iterator[list[Solution]] = run(fit, units)
-            solutions = [s for path in found for s in path]
+        paths = [Path(start, room) for start in starts for room in self._rooms(start)]
+        scouting, further = self.weights[: self.scouting], self.weights[self.scouting :]
+        tries = list[Try]()
+        for rhos, more in ((scouting, 0), (further, self.stand_ins)):
+            with problem.clock.part("newton"):
+                fit = self._pairs(problem, variable, more)
+                args = rhos, variable, _balanced(fit, variable), problem.readout, self
+                units = [Unit(_path, slice(None), path.places, (path, *args)) for path in paths if path.open]
+                found: Iterator[list[Solution]] = run(fit, units)
+                walked = [path for path in found if path]
+            with problem.clock.part("calibration"):
+                fresh = [self._tries(problem, variable, solutions) for solutions in walked]
+            tries += [t for some in fresh for t in some]
+            best = max(fresh, key=lambda some: max(t.score for t in some), default=[])
+            paths = [best[-1].solution.path] if best else []
         with problem.clock.part("calibration"):
-            tries = [(s, rank, s.edits(rank)) for s in solutions for rank in self._ranks(s)]
-            lengths = [ordinary.stretch(edits) for *_, edits in tries]
-            limit = max(self.stretch, min(lengths)) if needed else self.stretch
-            tries = [t for t, length in zip(tries, lengths, strict=True) if length <= limit]
-            scores = _scores(problem, variable, [edits for *_, edits in tries])
-            return [Try(*t, score) for t, score in zip(tries, scores, strict=True)]
+            lengths = [ordinary.stretch(t.edits) for t in tries]
+        limit = max(self.stretch, min(lengths)) if needed else self.stretch
+        return [t for t, length in zip(tries, lengths, strict=True) if length <= limit]
 
-    def _pairs(self, problem: Problem, variable: str) -> BankRecording:
+    def _tries(self, problem: Problem, variable: str, solutions: Sequence[Solution]) -> list[Try]:
+        """Solutions cut to every rank, and their calibration scores."""
+        tries = [(s, rank, s.edits(rank)) for s in solutions for rank in self._ranks(s)]
+        scores = _scores(problem, variable, [edits for *_, edits in tries])
+        return [Try(*t, score) for t, score in zip(tries, scores, strict=True)]
+
+    def _pairs(self, problem: Problem, variable: str, more: int) -> BankRecording:
         """The pairs that are solved for: more than were drawn, unless no value may be looked at."""
-        if not self.stand_ins or set(self.rules) == {PAIRS}:
+        if not more or set(self.rules) == {PAIRS}:
             return problem.fit
-        return with_stand_ins(problem.fit, variable, self.stand_ins, problem.generator(salt=15))
+        return with_stand_ins(problem.fit, variable, more, problem.generator(salt=15))
 
     def _ranks(self, solution: Solution) -> list[int]:
         most = max(m.read.shape[1] for m in solution.maps)
@@ -270,20 +289,36 @@ class NewtonHandles:
 
 
 @dataclass(frozen=True)
+class Path:
+    """Where a sequence of solutions for falling ρ began, and where it has come to."""
+
+    start: Start
+    room: int
+    n: Float[Tensor, " unknowns"] | None = None
+    """N so far; None at the start."""
+    open: bool = True
+    """Whether a smaller ρ could still widen margins."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places that are solved for together."""
+        return tuple(p.place for p in self.start)
+
+
+@dataclass(frozen=True)
 class Solution:
     """The maps at one ρ, by singular values."""
 
-    start: Start
+    path: Path
     weight: float
     """ρ."""
-    room: int
     maps: tuple[Map, ...]
     steps: int
     loss: float
 
     def edits(self, rank: int) -> list[EditBatch]:
         """The edits along the `rank` leading directions of every map."""
-        return [edit_of(p.place, m, rank) for p, m in zip(self.start, self.maps, strict=True)]
+        return [edit_of(p.place, m, rank) for p, m in zip(self.path.start, self.maps, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -325,8 +360,8 @@ class _Ordinary:
 
 def _path(
     recording: BankRecording,
-    start: Start,
-    room: int,
+    path: Path,
+    rhos: Sequence[float],
     variable: str,
     weights: Float[Tensor, " pairs"],
     readout: Readout,
@@ -339,19 +374,18 @@ def _path(
     labels = recording.bank.labels[variable]
     # the passes of all blocks are kept until the last backward pass
     batch = min(stage.batch, max(1, recording.subject.responses_per_batch // 4))
-    rest = Rest.of(recording, [p.place for p in start], labels, weights, readout, batch)
-    bases = [None if room >= p.place.width else leading_directions(p, rest, room) for p in start]
+    rest = Rest.of(recording, path.places, labels, weights, readout, batch)
+    bases = [None if path.room >= p.place.width else leading_directions(p, rest, path.room) for p in path.start]
     coordinates = Coordinates(
-        tuple(Whitened.of(p.start, p.metric, basis) for p, basis in zip(start, bases, strict=True))
+        tuple(Whitened.of(p.start, p.metric, basis) for p, basis in zip(path.start, bases, strict=True))
     )
-    found, n = list[Solution](), coordinates.zero
-    for weight in stage.weights:
-        end = minimise(rest, coordinates, weight, n, stage.steps)
-        n = end.n
-        maps = tuple(p.factored(m) for p, m in zip(start, coordinates.maps(n), strict=True))
-        found.append(Solution(start, weight, room, maps, end.steps, end.loss))
-        if end.right and end.loss < CERTAIN:
-            break
+    found = list[Solution]()
+    for rho in rhos:
+        if path.open:
+            end = minimise(rest, coordinates, rho, path.n, stage.steps)
+            path = replace(path, n=end.n, open=not end.right or end.loss > CERTAIN)
+            maps = tuple(p.factored(m) for p, m in zip(path.start, coordinates.maps(end.n), strict=True))
+            found.append(Solution(path, rho, maps, end.steps, end.loss))
     return found
 
 

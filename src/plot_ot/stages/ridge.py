@@ -52,7 +52,7 @@ class Differences:
         """The leading eigenvectors of E[δδᵀ | among] - E[δδᵀ | not among], at most as many as D has directions."""
         inside, outside = self.left[among], self.left[~among]
         contrast = inside.mT @ inside / len(inside) - outside.mT @ outside / len(outside)
-        _, vectors = torch.linalg.eigh(self.scales[:, None] * contrast * self.scales)
+        vectors: Tensor = torch.linalg.eigh(self.scales[:, None] * contrast * self.scales)[1]
         return self.right @ vectors.flip(1)[:, :most]
 
 

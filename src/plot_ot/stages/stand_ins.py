@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from plot_ot.abstract.banks import first_of_each
 from plot_ot.stages.closed_form import value_codes
 from plot_ot.subjects import BankRecording
 
@@ -23,8 +24,12 @@ def with_stand_ins(fit: BankRecording, variable: str, times: int, generator: tor
     The result knows this one variable only: of the others, these sources have other values.
     """
     [value] = value_codes([fit.bank.causal.run(fit.bank.source)], variable)
-    order = [torch.arange(len(fit)), *(_dealt(value, generator) for _ in range(times))]
-    source, again = torch.cat(order), torch.arange(len(fit)).repeat(len(order))
+    # pairs that are the same get the same stand-ins, so that repeating them changes nothing
+    pair = torch.unique(torch.stack([fit.base_rows, fit.source_rows]).cpu(), dim=1, return_inverse=True)[1]
+    first = first_of_each(pair)
+    dealt = [first[_dealt(value[first], generator)][pair] for _ in range(times)]
+    source = torch.cat([torch.arange(len(fit)), *dealt])
+    again = torch.arange(len(fit)).repeat(1 + times)
     bank = replace(
         fit.bank.select(again),
         source=fit.bank.source[source],

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
@@ -94,7 +95,7 @@ class GRUSubject(Subject):
             if place.name in later:
                 h = later[place.name](h.permute(1, 2, 0)).permute(2, 0, 1).contiguous()
             read.append(_linear(self.net.step_head, h))
-        earlier = store.outputs[rows, self.steps - t + 1 :].T.unsqueeze(1).expand(t, *shape)
+        earlier = store.outputs[sent(rows, store.outputs.device), self.steps - t + 1 :].T.unsqueeze(1).expand(t, *shape)
         return torch.cat([_linear(self.net.last_head, h), *reversed(read), earlier]).permute(1, 2, 0)
 
     @contextlib.contextmanager
@@ -132,7 +133,7 @@ class GRUSubject(Subject):
         return Store(inputs, kept, outputs)
 
     def _sequences(self, rows: Tensor) -> Float[Tensor, "rows steps features"]:
-        x = self.encode(rows).to(self.device)
+        x = sent(self.encode(rows), self.device)
         expected = len(rows), self.steps, self.net.cell.input_size
         if x.shape != expected:
             raise PlotError(f"Inputs must encode to [rows, steps, features] = {expected}; found {tuple(x.shape)}.")
@@ -146,7 +147,7 @@ class GRUSubject(Subject):
                 f"feature after another); found {tuple(rows.shape)}. Pass `encode` for another layout."
             )
         weight = self.net.cell.weight_ih
-        encoded: Tensor = rows.to(weight.device, weight.dtype).unflatten(1, (features, self.steps)).mT
+        encoded: Tensor = sent(rows, weight.device, weight.dtype).unflatten(1, (features, self.steps)).mT
         return encoded
 
 

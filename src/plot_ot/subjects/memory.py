@@ -75,6 +75,12 @@ def _said(e: BaseException) -> str:
     return (str(e).splitlines() or [type(e).__name__])[0][:120]
 
 
+def sent(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor on a device. What goes from the CPU to a GPU is pinned, so that nobody waits until it has arrived."""
+    plain = tensor.device.type != "cpu" or device.type != "cuda" or tensor.requires_grad or not tensor.numel()
+    return tensor.to(device, dtype) if plain else tensor.pin_memory().to(device, dtype, non_blocking=True)
+
+
 def clear() -> None:
     """Let go of what a failed attempt held, before the next."""
     gc.collect()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, opened
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
@@ -206,7 +207,7 @@ class ModuleSubject(Subject):
 
     def _as_floats(self, rows: Tensor) -> Tensor:
         floats = (t.dtype for t in self.weights().values() if t.is_floating_point())
-        return rows.to(self.device, next(floats, torch.get_default_dtype()))
+        return sent(rows, self.device, next(floats, torch.get_default_dtype()))
 
     def _editing(self, name: str, rewrite: Callable[[Tensor], Tensor], base: Tensor | None) -> Look:
         """What a place does with the tensor that holds its vectors."""
@@ -221,7 +222,7 @@ class ModuleSubject(Subject):
 def moved(encoded: Any, device: torch.device) -> Any:
     """What a network is called with, on its device; what is no tensor stays as it is."""
     if isinstance(encoded, Tensor):
-        return encoded.to(device)
+        return sent(encoded, device)
     if isinstance(encoded, Mapping):
         return {name: moved(value, device) for name, value in encoded.items()}
     if isinstance(encoded, (tuple, list)):

@@ -21,7 +21,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError, unknown
 from plot_ot.finite import refuse_non_finite
-from plot_ot.subjects.memory import MemoryLimits
+from plot_ot.subjects.memory import MemoryLimits, sent
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held
 from plot_ot.subjects.places import ARROW, Place
 from plot_ot.subjects.shape import Shape
@@ -283,7 +283,11 @@ class Subject(ABC):
 
 @dataclass(frozen=True)
 class Recording:
-    """T base/source pairs over a subject's store: clean activations of both sides at every place."""
+    """T base/source pairs over a subject's store: clean activations of both sides at every place.
+
+    Which inputs they are is said on the CPU, where pairs are sorted and cut, wherever the activations are: a GPU is
+    sent small indices, and never waited for to know what comes next.
+    """
 
     subject: Subject
     store: Store
@@ -293,28 +297,27 @@ class Recording:
     def __len__(self) -> int:
         return len(self.base_rows)
 
-    @cached_property
-    def numbers(self) -> Int[Tensor, " pairs"]:
-        """`base_rows` on the CPU, where most subjects look up what they resume."""
-        return self.base_rows.cpu()
-
     def base_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean base activations."""
-        return self.store.activations[place.name][self.base_rows]
+        return _taken(self.store.activations[place.name], self.base_rows)
 
     def source_at(self, place: Place) -> Float[Tensor, "pairs d"]:
         """Clean source activations."""
-        return self.store.activations[place.name][self.source_rows]
+        return _taken(self.store.activations[place.name], self.source_rows)
 
     @property
     def base_outputs(self) -> Float[Tensor, "pairs ..."]:
         """𝔑(x^b)."""
-        return self.subject.outputs_of(self.store)[self.base_rows]
+        return _taken(self.subject.outputs_of(self.store), self.base_rows)
 
     @property
     def source_outputs(self) -> Float[Tensor, "pairs ..."]:
         """𝔑(x^s)."""
-        return self.subject.outputs_of(self.store)[self.source_rows]
+        return _taken(self.subject.outputs_of(self.store), self.source_rows)
+
+
+def _taken(numbers: Tensor, rows: Int[Tensor, " pairs"]) -> Tensor:
+    return numbers[sent(rows, numbers.device)]
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,7 @@ class BankRecording(Recording):
     def select(self, pairs: Tensor, name: str | None = None) -> BankRecording:
         """The recording of some of the pairs (mask or indices); nothing is run again."""
         index = pairs.nonzero().squeeze(1) if pairs.dtype == torch.bool else pairs
-        rows = index.to(self.base_rows.device)
+        rows = index.cpu()
         bank = self.bank.select(index, name)
         return BankRecording(self.subject, self.store, self.base_rows[rows], self.source_rows[rows], bank)
 
@@ -351,7 +354,7 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
     store = subject.record(distinct, torch.tensor(in_order))
     require_finite(store)
     recordings, at = [], 0
-    rows = rows.to(subject.device)
+    rows = rows.cpu()
     for base, _ in pairs:
         middle, end = at + len(base), at + 2 * len(base)
         recordings.append(Recording(subject, store, rows[at:middle], rows[middle:end]))

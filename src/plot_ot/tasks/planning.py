@@ -58,8 +58,7 @@ def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:
         return torch.ones(len(rows), dtype=torch.bool)
 
     banks = task.draw(seed, all_right)
-    nobody = torch.zeros(0, dtype=torch.long)
-    filtered = sum((Inputs.recorded(rows, nobody, encoded(rows)) for rows in asked), Inputs())
+    filtered = sum((Inputs.recorded(rows, torch.arange(len(rows)), encoded(rows)) for rows in asked), Inputs())
     beside = {"filter": replace(filtered, shards=1)}  # nobody shares this work
     if banks.transfer:
         subject = Unloaded(shape, len(task.data.ANSWERS), task.memory)

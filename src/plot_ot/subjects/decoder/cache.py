@@ -19,7 +19,7 @@ from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.architecture import transformers_library
 from plot_ot.subjects.decoder.pages import NodePages, Pages
 from plot_ot.subjects.decoder.trie import KeptNodes, Trie
-from plot_ot.subjects.memory import clear, is_out_of_memory
+from plot_ot.subjects.memory import clear, is_out_of_memory, sent
 
 ATTENTION = "plot_ot_branches"
 """The name under which transformers knows `branch_attention`."""
@@ -197,13 +197,17 @@ class PrefixCache:
             self._visible[layer] = made[id(table)]
 
     def finish(self) -> None:
-        """Let layers that saw the same masks and positions share them."""
+        """Let layers that saw the same masks and positions share them. Masks stay on the CPU, where views are cut."""
+        here = {id(t): t for t in self._visible.values()}
+        here = {key: t.cpu() for key, t in here.items()}
+        self._visible = {layer: here[id(t)] for layer, t in self._visible.items()}
         for kept in (self._visible, self._tokenwise):
-            distinct: list[Tensor] = []
+            distinct: list[tuple[Tensor, Tensor]] = []  # with a copy to compare: a GPU is asked once for each
             for key, tensor in kept.items():
-                same = next((d for d in distinct if d.device == tensor.device and torch.equal(d, tensor)), None)
+                copy = tensor.cpu()
+                same = next((d for d, c in distinct if d.device == tensor.device and torch.equal(c, copy)), None)
                 if same is None:
-                    distinct.append(tensor)
+                    distinct.append((tensor, copy))
                 else:
                     kept[key] = same  # type: ignore[index]
 
@@ -318,7 +322,7 @@ class PrefixBatch:
         cache, tails = self.cache, self.tails(path, value)
         if path not in cache._tokenwise:
             cache._tokenwise[path] = value.new_zeros(len(cache), cache.tail, *value.shape[2:])
-        cache._tokenwise[path][self.slots, -tails.shape[1] :] = tails
+        cache._tokenwise[path][sent(self.slots, value.device), -tails.shape[1] :] = tails
         return _Token(path)
 
     @property
@@ -356,8 +360,8 @@ class PrefixView:
         """The tail's clean residual before a block (or after the last)."""
         kept, nodes = self.cache.residuals[entry], self.cache.nodes
         if nodes is not None:
-            return kept[nodes.paths[self.slots, -self.tail :].to(kept.device)]
-        return kept[self.slots.to(kept.device), -self.tail :]
+            return kept[sent(nodes.paths[self.slots, -self.tail :], kept.device)]
+        return kept[sent(self.slots, kept.device), -self.tail :]
 
     def device(self, layer: int) -> torch.device:
         """Where a layer works."""
@@ -387,7 +391,7 @@ class PrefixView:
         kept = self.cache._tokenwise[token.path]
         key = id(kept), variants, tail
         if key not in self._made:
-            rows = kept[self.slots.to(kept.device), -tail:]
+            rows = kept[sent(self.slots, kept.device), -tail:]
             self._made[key] = rows.repeat(1, variants, *[1] * (rows.ndim - 2))
         made: Tensor = self._made[key]
         return made
@@ -405,11 +409,18 @@ class PrefixView:
             visible = kept[self.slots, -self.tail :, self.columns.start :]
             # a short prompt's padding may be run along with longer tails: it sees itself, so that it stays a number
             visible.diagonal(visible.shape[2] - self.tail, dim1=1, dim2=2).fill_(True)
-            hidden = torch.zeros(visible.shape, dtype=like.dtype, device=visible.device)
+            hidden = torch.zeros(visible.shape, dtype=like.dtype)
             hidden = hidden.masked_fill(~visible, -torch.inf)[:, None, None, None]
             self._made[id(kept)] = None if bool(visible.all()) else hidden
         made = self._made[id(kept)]
-        return None if made is None else made.to(like.device)
+        return None if made is None else self._there(made, like.device)
+
+    def _there(self, made: Tensor, device: torch.device) -> Tensor:
+        """A mask where a layer works, sent once."""
+        if (id(made), device) not in self._made:
+            self._made[id(made), device] = sent(made, device)
+        there: Tensor = self._made[id(made), device]
+        return there
 
 
 def recording_cache(sink: Callable[[int, Tensor, Tensor], None]) -> Any:

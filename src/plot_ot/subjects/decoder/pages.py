@@ -13,6 +13,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from plot_ot.files.safe_reading import read_at, write_at
+from plot_ot.subjects.memory import sent
 
 
 class Pages:
@@ -41,10 +42,10 @@ class Pages:
     def read(self, slots: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
         """Keys and values of some slots; those of slots in a row are not copied."""
         if self._file is not None:
-            page = torch.empty(len(slots), *self.shape[1:], dtype=self.dtype)
+            page = buffer((len(slots), *self.shape[1:]), self.dtype, self.device)
             for row, slot in zip(page, slots.tolist(), strict=True):
                 read_at(self._file, _raw(row), slot * self.pair_bytes)
-            page = page[:, :, columns].to(self.device)
+            page = page.to(self.device, non_blocking=True)[:, :, columns]
         elif torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots))):
             page = self._kept[int(slots[0]) : int(slots[0]) + len(slots), :, columns]
         else:
@@ -76,19 +77,24 @@ class NodePages:
         return page[..., : self.key_width], page[..., self.key_width :]
 
     def _from_file(self, file: int, nodes: Int[Tensor, "pairs tokens"]) -> Tensor:
-        lines = torch.empty(*nodes.shape, *self.shape[1:], dtype=self.dtype)
+        lines = buffer((*nodes.shape, *self.shape[1:]), self.dtype, self.device)
         for line, path in zip(lines, nodes, strict=True):
             cuts = [0, *((path.diff() != 1).nonzero().squeeze(1) + 1).tolist(), len(path)]
             for start, end in pairwise(cuts):  # nodes in a row lie in a row
                 if end > start:
                     read_at(file, _raw(line[start:end]), int(path[start]) * self._node)
-        return lines.transpose(1, 2).contiguous().to(self.device)
+        return lines.to(self.device, non_blocking=True).transpose(1, 2).contiguous()
+
+
+def buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for what is read from a file on its way to a device; pinned where a GPU can then fetch it by itself."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def along(lines: Shaped[Tensor, "nodes groups width"], nodes: Int[Tensor, "pairs tokens"]) -> Tensor:
     """Lines of nodes along some paths, as one copy: [pairs, groups, tokens, width], groups before tokens."""
     groups = lines.shape[1]
-    index = nodes.to(lines.device)[:, None] * groups + torch.arange(groups, device=lines.device)[:, None]
+    index = sent(nodes, lines.device)[:, None] * groups + torch.arange(groups, device=lines.device)[:, None]
     return lines.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, lines.shape[2])
 
 

@@ -20,6 +20,7 @@ from plot_ot.subjects.decoder.shared_pass import Carried, TrieBatch, shared_pass
 from plot_ot.subjects.decoder.store import DecoderStore
 from plot_ot.subjects.decoder.trie import Trie
 from plot_ot.subjects.decoder.vectors import Spilled, Vectors
+from plot_ot.subjects.memory import sent
 from plot_ot.subjects.protocol import Share, frozen
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ class Recorder:
         entries = {spot.enters for spot in spots.values() if tail > 1 or spot.kind != "block_output"}
         widths = {name: spot.place.width for name, spot in spots.items()}
         vectors, last = 4 * len(ids) * sum(widths.values()), 4 * len(ids) * self.decoder.width
-        spilled = vectors > subject.vectors_in_memory * share.inputs
+        before = subject.remembered_vectors
+        spilled = vectors + before > subject.vectors_in_memory * share.inputs
         # a quarter is for what is resumed; all inputs have vectors, and the bases share what these leave
-        beside = (last + (0 if spilled else vectors)) / share.inputs + subject.remembered_bytes
+        beside = (last + (0 if spilled else vectors)) / share.inputs + before + subject.remembered_bytes
         limit = int(share.bases * subject.keys_in_memory(beside))
         self.cache = PrefixCache(bases, self.lengths, len(self.decoder.blocks), limit, tail, entries, self.trie)
         self.kept = Spilled(len(ids), widths, device) if spilled else Vectors(len(ids), widths, device)
@@ -89,7 +91,7 @@ class Recorder:
             run, cut = self._run, batches(self.lengths, at_once)
         else:
             run, cut = self._run_nodes, self.trie.batches(at_once)
-            self.cache.see([t.to(device) for t in self.tables])
+            self.cache.see(self.tables)
         for batch in cut:
             for here, h, token in subject.limits.pieces(run, batch):
                 final[here], top[here] = h, token
@@ -104,8 +106,8 @@ class Recorder:
     def _run(self, rows: Int[Tensor, " rows"]) -> Ran:
         """A plain pass."""
         device = self.subject.device
-        longest, here = int(self.lengths[rows].max()), rows.to(device)
-        tokens, mask = (t[rows, -longest:].to(device) for t in (self.ids, self.real))
+        longest, here = int(self.lengths[rows].max()), sent(rows, device)
+        tokens, mask = (sent(t[rows, -longest:], device) for t in (self.ids, self.real))
 
         def keep(spots: list[Spot]) -> Callable[[Tensor], None]:
             def look(whole: Tensor) -> None:
@@ -120,7 +122,7 @@ class Recorder:
     def _run_nodes(self, rows: Int[Tensor, " rows"]) -> Ran:
         """A pass over the nodes that the rows own, which are the next ones of the trie."""
         assert self.trie is not None  # noqa: S101
-        here, shape = rows.to(self.subject.device), self.subject.prompt_shape
+        here, shape = sent(rows, self.subject.device), self.subject.prompt_shape
         numbers = 2 * shape.groups * shape.head_width
         batch = TrieBatch(self.trie, rows, self._carried, self.tables, self.cache, numbers)
 
@@ -145,4 +147,4 @@ class Recorder:
 
     def _read(self, rows: Tensor, h: Tensor) -> Ran:
         device = self.subject.device
-        return rows.to(device), h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)
+        return sent(rows, device), h.to(device, torch.float32), self.decoder.largest(h)[1].to(device)

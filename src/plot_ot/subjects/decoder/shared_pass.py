@@ -20,7 +20,7 @@ from plot_ot.subjects.decoder.cache import PrefixBatch, PrefixCache, Sight, atte
 from plot_ot.subjects.decoder.pages import along
 from plot_ot.subjects.decoder.passes import entered, removed, whole_pass
 from plot_ot.subjects.decoder.trie import KeptNodes, Trie
-from plot_ot.subjects.memory import is_out_of_memory
+from plot_ot.subjects.memory import is_out_of_memory, sent
 
 ATTENTION = "plot_ot_trie"
 """The name under which transformers knows `trie_attention`."""
@@ -45,14 +45,14 @@ class Bucket:
     lengths: Int[Tensor, " rows"]
     queries: Int[Tensor, "rows own"]
     """Nodes that they own, padded on the left."""
-    mine: Bool[Tensor, "rows own"]
-    """Where that is no padding."""
+    mine: Int[Tensor, " nodes"]
+    """Where that is no padding, in all of it row by row."""
     nodes: Int[Tensor, " nodes"]
     """The nodes that they own."""
 
     def to(self, device: torch.device) -> Bucket:
-        """The same on another device."""
-        return Bucket(*(t.to(device) for t in vars(self).values()))
+        """The same on another device; lengths, from which masks are made, stay."""
+        return Bucket(**{name: t if name == "lengths" else sent(t, device) for name, t in vars(self).items()})
 
 
 class TrieBatch:
@@ -91,7 +91,7 @@ class TrieBatch:
         """The lines of the carried path and of the batch's nodes, of which the next batch gets the last path's."""
         before = self.carried.lines.get(key)
         whole = new if before is None else torch.cat([before, new])
-        self._left[key] = whole.index_select(0, self._last.to(whole.device))
+        self._left[key] = whole.index_select(0, sent(self._last, whole.device))
         return whole
 
     def left(self) -> Carried:
@@ -100,7 +100,7 @@ class TrieBatch:
 
     def at_the_end(self, new: Shaped[Tensor, "nodes ..."]) -> Shaped[Tensor, "rows ..."]:
         """What belongs to every row's last token, which is always its own."""
-        return new.index_select(0, (self.lines_of[:, -1] - self.carried.tokens).to(new.device))
+        return new.index_select(0, sent(self.lines_of[:, -1] - self.carried.tokens, new.device))
 
     def tokens_from(self, back: Int[Tensor, " rows"], count: int) -> Int[Tensor, "rows count"]:
         """The lines of so many tokens of every row, from `back` tokens before its end on."""
@@ -130,7 +130,7 @@ class TrieBatch:
             key = k, id(table), device
             if key not in self._made:
                 (_, queries), (_, tokens) = bucket.queries.shape, bucket.paths.shape
-                visible = seen_at_the_end(table, bucket.lengths, queries, tokens).to(device)
+                visible = sent(seen_at_the_end(table, bucket.lengths, queries, tokens), device)
                 hidden = torch.zeros(visible.shape, dtype=like.dtype, device=device)
                 self._made[key] = hidden.masked_fill_(~visible, -torch.inf)[:, None, None]
             yield bucket, self._made[key]
@@ -147,7 +147,8 @@ class TrieBatch:
             back = torch.arange(queries, 0, -1)
             mine = back <= own[some][:, None]
             asked = torch.where(mine, ends[some][:, None] - back, 0)
-            yield Bucket(self.lines_of[some, -tokens:], self.lengths[some], asked, mine, asked[mine])
+            where = mine.flatten().nonzero().squeeze(1)
+            yield Bucket(self.lines_of[some, -tokens:], self.lengths[some], asked, where, asked[mine])
             at += len(some)
 
 
@@ -184,8 +185,13 @@ def trie_attention(
         scores = (asked.flatten(2, 3) @ page[..., :key_width].mT).unflatten(2, asked.shape[2:4])
         weights = attention_weights(scores, hidden, softcap, s_aux).to(value.dtype)
         found = (weights.flatten(2, 3) @ page[..., key_width:]).unflatten(2, asked.shape[2:4])
-        out[bucket.nodes] = found.permute(0, 3, 1, 2, 4).flatten(2, 3)[bucket.mine]
+        out[bucket.nodes] = found.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)[bucket.mine]
     return out.unsqueeze(0), None
+
+
+def _index(some: slice | Tensor, like: Tensor) -> slice | Tensor:
+    """An index where it is used."""
+    return some if isinstance(some, slice) else sent(some, like.device)
 
 
 class NodeKeeper(PrefixBatch):
@@ -202,7 +208,7 @@ class NodeKeeper(PrefixBatch):
     def lines(self, layer: int, new: Float[Tensor, "nodes groups both"], key_width: int) -> None:
         """Keep the nodes' keys and values."""
         pages = self.cache.pages(layer, (self.nodes.count, *new.shape[1:]), new, key_width)
-        pages.write(self._first, new[self._kept])
+        pages.write(self._first, new[_index(self._kept, new)])
 
     def residual(self, entry: int, h: Float[Tensor, "1 nodes d"]) -> None:
         """Keep the nodes' residual before a block, where it is wanted."""
@@ -210,7 +216,7 @@ class NodeKeeper(PrefixBatch):
         if entry in kept:
             if not len(kept[entry]):
                 kept[entry] = h.new_zeros(self.nodes.count, h.shape[2])
-            new = h[0, self._kept]
+            new = h[0, _index(self._kept, h)]
             kept[entry][self._first : self._first + len(new)] = new
 
     def call(self, layer: int, arguments: Mapping[str, Any]) -> None:
@@ -220,8 +226,8 @@ class NodeKeeper(PrefixBatch):
     def tails(self, path: tuple[Any, ...], value: Shaped[Tensor, "1 nodes ..."]) -> Shaped[Tensor, "slots tail ..."]:
         """The bases' last tokens of something that belongs to tokens."""
         if self.cache.tail == 1:
-            return self.batch.at_the_end(value[0])[self.inside].unsqueeze(1)
-        return self.batch.lines(path, value[0])[self._lines.to(value.device)]
+            return self.batch.at_the_end(value[0])[_index(self.inside, value)].unsqueeze(1)
+        return self.batch.lines(path, value[0])[sent(self._lines, value.device)]
 
 
 def shared_pass(
@@ -259,9 +265,9 @@ def shared_pass(
     device = decoder.device
     with removed(hooks), decoder.attending(ATTENTION):
         decoder.trunk(
-            input_ids=batch.ids.to(device),
+            input_ids=sent(batch.ids, device),
             attention_mask=None,
-            position_ids=batch.depths.to(device),
+            position_ids=sent(batch.depths, device),
             past_key_values=None,
             use_cache=False,
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plot_ot.errors import PlotError
 from plot_ot.subjects.decoder.cache import PrefixCache
-from plot_ot.subjects.decoder.vectors import together
+from plot_ot.subjects.decoder.vectors import held_bytes, together
 from plot_ot.subjects.protocol import Store
 
 
@@ -50,7 +50,7 @@ class DecoderStore(Store):
     @property
     def cache_bytes(self) -> int:
         """Bytes of keys and values."""
-        return sum(cache.bytes for cache in self.caches)
+        return sum(cache.bytes for cache in {id(cache): cache for cache in self.caches}.values())
 
     def require_bases(self, rows: Int[Tensor, " pairs"]) -> None:
         """Refuse to resume prompts of which no keys and values were kept."""
@@ -92,6 +92,11 @@ class Remembered:
         """Bytes of keys and values held in memory."""
         caches = {id(c): c for store in self.stores for c in store.caches}
         return sum(c.bytes for c in caches.values() if not c.spilled)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of recorded vectors held in memory."""
+        return sum(held_bytes(store.activations) for store in self.stores)
 
     def lookup(self, inputs: Tensor, bases: Int[Tensor, " bases"]) -> tuple[Int[Tensor, " inputs"], Tensor]:
         """(store, row in it) of every input, -1 where it is not known, or is a base whose keys were not kept."""

@@ -29,7 +29,7 @@ from plot_ot.subjects.decoder.shared_pass import Sharing, trie_attention
 from plot_ot.subjects.decoder.sizes import PromptSubject
 from plot_ot.subjects.decoder.store import DecoderStore, Remembered, joined, ours
 from plot_ot.subjects.decoder.trial import check_resumed, refuse_unresumable
-from plot_ot.subjects.memory import give_back
+from plot_ot.subjects.memory import give_back, sent
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites, held, opened
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import Rewrite, Share, Store, frozen
@@ -180,6 +180,11 @@ class DecoderSubject(PromptSubject):
     def remembered_bytes(self) -> int:
         """Bytes of keys and values that earlier passes keep in memory."""
         return self._remembered.bytes
+
+    @property
+    def remembered_vectors(self) -> int:
+        """Bytes of recorded vectors that earlier passes keep in memory."""
+        return self._remembered.vector_bytes
 
     @property
     def response_columns(self) -> int:
@@ -341,7 +346,7 @@ class DecoderSubject(PromptSubject):
                     read: Tensor = self._read(h.flatten(0, 1)).unflatten(0, h.shape[:2])
                     return read.transpose(0, 1).to(self.device)
 
-            here = some.to(activation.device)
+            here = sent(some, activation.device)
             given = [(activation[v, here], v) for v in slices]
             if heavy:  # a graph that would not fit is thrown away and computed again on the way back
                 across = [checkpoint(run, a, v, use_reentrant=False, preserve_rng_state=False) for a, v in given]

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from plot_ot.files.safe_reading import read_at, write_at
+from plot_ot.subjects.decoder.pages import buffer
 
 
 class Vectors(dict[str, Tensor]):
@@ -55,9 +56,9 @@ class Spilled(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Float[Tensor, "rows d"]:
         if self._last is None or self._last[0] != name:
             self._last = None  # never two at once
-            found = torch.empty(self.rows, self.widths[name])
+            found = buffer((self.rows, self.widths[name]), torch.float32, self.device)
             self._read(name, found.view(torch.uint8).flatten().numpy().data)
-            self._last = name, found.to(self.device)
+            self._last = name, found.to(self.device, non_blocking=True)
         return self._last[1]
 
     def _read(self, name: str, into: memoryview) -> None:
