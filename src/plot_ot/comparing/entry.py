@@ -74,7 +74,7 @@ def compare(
     several of its variables do, on the same held-out pairs, and its handles are to make that come true. A hypothesis
     holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Banks have
     `size` pairs. For a `LanguageModel`, `options` choose the places: layers, kinds, memory. Terminals and notebooks
-    show the step it is at, unless `progress` is False; `plot_ot.comparing.plan_comparison` estimates the cost.
+    show the step it is at, unless `progress` is False; `plot_ot.plan_comparison` estimates the cost.
     """
     begun = time.perf_counter()
     if finalists is not None and finalists < 1:
