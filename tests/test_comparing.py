@@ -13,15 +13,18 @@ from typer.testing import CliRunner
 import plot_ot
 from plot_ot import CausalModel, ClosedForm, Edit, Frame, Handle, Hypothesis, Mechanism, Method, PlotError, compare
 from plot_ot.cli import app
+from plot_ot.comparing import plan_comparison
 from plot_ot.comparing.entry import finalists_of, standing_of
 from plot_ot.comparing.regions import Clause, Rule, find_region
 from plot_ot.comparing.rivals import gather
 from plot_ot.comparing.standings import Stand
 from plot_ot.comparing.swaps import Resampled, Scored, all_else, predicted, sets_of, together, unmentioned_pairs
 from plot_ot.comparing.telling import telling
+from plot_ot.engine.watching import watched_by
 from plot_ot.judging.intervals import Interval
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
+from plot_ot.planner import MACHINES
 from plot_ot.subjects import Place
 from truth.kinds import ROWS
 from truth.programs import HYPOTHESES, OTHERS, PROGRAMS, causal, switched, wired
@@ -365,6 +368,36 @@ print("loaded")
 """
 
 
+def test_the_cost_of_a_comparison_is_told_beforehand():
+    """The quick look is counted as it runs: its responses on the calibration bank and the tests."""
+    chosen = {n: HYPOTHESES[n] for n in list(HYPOTHESES)[:2]}
+    machine = MACHINES["h100"].changed(gpu=False)
+    plan = plan_comparison(wired(PROGRAMS["01+23"], 1000), chosen, ROWS, machine, size=40, method=QUICK)
+    for name in chosen:
+        assert plan.quick[name].cost.block_tokens == plan.whole[name].cost.block_tokens  # the same method
+        assert not plan.quick[name].not_counted
+    thorough = plan_comparison(wired(PROGRAMS["01+23"], 1000), chosen, ROWS, machine, size=40)
+    assert all(thorough.whole[n].cost.block_tokens > 5 * plan.quick[n].cost.block_tokens for n in chosen)
+
+
+def test_the_steps_of_a_comparison_name_the_hypotheses():
+    said = []
+
+    class Watcher:
+        def step(self, words):
+            said.append(words)
+
+        def part(self, done, total): ...
+
+        def tell(self, words): ...
+
+    with watched_by(Watcher()):
+        compare(wired(PROGRAMS["01+23"], 1000), list(HYPOTHESES.values())[:2], ROWS, size=40, method=QUICK, finalists=1)
+    assert said[0].startswith("recording")
+    assert sum(words.startswith("a quick look at") for words in said) == 2
+    assert sum(words.startswith("the whole search for") for words in said) >= 1
+
+
 def test_the_command_prints_sentences_or_json(tmp_path):
     paths = []
     for name in ("02+13", "01+23"):
@@ -376,6 +409,11 @@ def test_the_command_prints_sentences_or_json(tmp_path):
     found = json.loads(shown.stdout)
     assert {s["hypothesis"] for s in found["standings"]} == {"h02", "h01"}
     assert found["standings"][0]["hypothesis"] == "h02"
+    told = CliRunner().invoke(app, ["compare", *given, "--size", "60", "--explain"])
+    assert told.exit_code == 0, told.output
+    assert "quick look" in told.stdout
+    assert "h02" in told.stdout
+    assert "holds" not in told.stdout
     for arguments, said in (([given[0]], "at least two task files"), ([*given, "--layers", "x"], "--layers")):
         refused = CliRunner().invoke(app, ["compare", *arguments])
         assert isinstance(refused.exception, PlotError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,16 @@ def test_heads_of_another_models_defaults_are_refused(models, data: Path) -> Non
             study.require([(7, 3), (7, 9), (8, 6), (8, 10)])
         assert set(study.choose(4)) <= set(study.heads), kind
         assert study.width == (16 if kind == "Gemma2ForCausalLM" else 8)
+
+
+def test_too_few_answered_pairs_are_told_as_such(models, data: Path) -> None:
+    """A model that answers little leaves no pair that changes the variable: the message says what to give."""
+    llama, asked = models["LlamaForCausalLM"], question("4_answer_MCQA")
+    prompts = Prompts(llama, asked)
+    pairs = answered(prompts, read_split(asked, str(data), "train"), 1)
+    alone = [replace(p, source=p.base) for p in pairs[:6]]
+    with pytest.raises(PlotError, match=r"answers 6 training pairs.*changes 'answer_pointer'.*--pairs"):
+        find_units(prompts, alone, "answer_pointer", method="full-vector")
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------

@@ -195,7 +195,8 @@ def localize(
     """
     begun, waited = time.perf_counter(), {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
-    tokenizer, sources, notes = None, {}, ()
+    tokenizer, sources = None, {}
+    notes: tuple[str, ...] = ()
     if isinstance(subject, LanguageModel):
         if not isinstance(hypothesis, Hypothesis):
             raise PlotError("A language model needs a Hypothesis with a template and answers, not a bare CausalModel.")

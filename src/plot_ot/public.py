@@ -16,7 +16,7 @@ from plot_ot.abstract import (
 )
 from plot_ot.api import load_subject, localize, run_study
 from plot_ot.checking import Checkup, check
-from plot_ot.comparing import Comparison, compare
+from plot_ot.comparing import Comparison, compare, plan_comparison
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import CouplingWarning, PlotError, PlotWarning
 from plot_ot.handles import Edit, Handle, handle_from_edits
@@ -101,6 +101,7 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "run_study",
     "check",
     "compare",
+    "plan_comparison",
     "Result",
     "Evaluation",
     "Checkup",

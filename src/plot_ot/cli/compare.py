@@ -45,6 +45,9 @@ def compare_tasks(
     revision: Revision = None,
     memory: Memory = 4.0,
     threads: Threads = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only estimate what it would compute, and about how long it would take.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -52,8 +55,10 @@ def compare_tasks(
     import torch
 
     from plot_ot.api import load_subject
+    from plot_ot.cli.estimates import print_comparison_plan
     from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, require_file
-    from plot_ot.comparing import compare
+    from plot_ot.comparing import compare, plan_comparison
+    from plot_ot.planner import machine_by_name
     from plot_ot.subjects import Subject
 
     for task in tasks:
@@ -77,16 +82,15 @@ def compare_tasks(
             options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
         elif not isinstance(subject, Subject):
             raise PlotError(f"Which network? Give --model, or let {tasks[0]} define `subject`.")
-        found = compare(
-            subject,
-            dict(zip(names, hypotheses, strict=True)),
-            given,
-            method=method,
-            size=size,
-            seed=seed,
-            finalists=finalists,
-            **options,
-        )
+        rivals = dict(zip(names, hypotheses, strict=True))
+        settings = {"method": method, "size": size, "seed": seed, **options}
+        if explain:
+            plan = plan_comparison(subject, rivals, given, machine_by_name("this", cores=threads or 1), **settings)
+        else:
+            found = compare(subject, rivals, given, finalists=finalists, **settings)
+    if explain:
+        print_comparison_plan(plan, finalists, as_json)
+        return
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plot_ot.cli.common import console
+from plot_ot.comparing import ComparisonPlan
 from plot_ot.errors import PlotError, unknown
 from plot_ot.planner import Machine, Plan, Scene
 from plot_ot.planner.ladder import Ladder
@@ -105,6 +107,33 @@ def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     for name in sorted({s for p in plans for s in p.not_counted}):
         loud = Text(f"Not counted: {name}.", style="bold red")
         console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
+
+
+def print_comparison_plan(plan: ComparisonPlan, finalists: int | None, as_json: bool) -> None:
+    """What comparing would compute for each hypothesis, and about how long it would take."""
+    if as_json:
+        told = {n: {"quick": plan.quick[n].json(), "whole": plan.whole[n].json()} for n in plan.quick}
+        print(json.dumps(told, indent=1, default=str))
+        return
+    table = tables.plain_table("Computed, per hypothesis")
+    for column in ("hypothesis", "quick look", "whole search", "lowest", "highest", "about how long"):
+        table.add_column(column, justify="left" if column == "hypothesis" else "right")
+    for name, quick in plan.quick.items():
+        whole = plan.whole[name]
+        tokens = [round(p.cost.block_tokens) for p in (quick, whole, whole.lowest, whole.highest)]
+        table.add_row(Text(name), *(f"{x:,}" for x in tokens), _clock(sum(whole.seconds.values())))
+    console.print(table)
+    every = "every hypothesis" if finalists is None else _finalists(finalists)
+    console.print(
+        f"Block-tokens are tokens times the blocks they run through. All get the quick look, {every} the whole search, "
+        f"and all controls on top, which are not counted. Lowest and highest depend on the places that are kept.",
+        highlight=False,
+    )
+
+
+def _finalists(finalists: int) -> str:
+    """Who gets the whole search, in words."""
+    return f"the best {finalists} that are not far behind" if finalists > 1 else "the best one"
 
 
 def print_ladder(ladder: Ladder) -> None:

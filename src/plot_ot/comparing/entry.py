@@ -27,6 +27,7 @@ from plot_ot.comparing.standings import Comparison, Stand, Standing
 from plot_ot.comparing.swaps import Resampled, Scored, all_else, linear, predicted, sets_of, unmentioned_pairs
 from plot_ot.comparing.telling import telling
 from plot_ot.edits import respond
+from plot_ot.engine.watching import announce
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
@@ -38,12 +39,15 @@ from plot_ot.methods import Method, progressive, random_like, random_progressive
 from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.problem import Problem
+from plot_ot.studies.showing import shown
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
 from plot_ot.subjects.threads import enough_threads
 
 BEHIND = 0.15
 """A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
 METHODS = ("plot", "plot-das")
+JUDGED = 2
+"""Steps of a finalist besides the stages of the method: its beginning, and the controls."""
 FINALISTS = 2
 """How many hypotheses are searched for by the whole method, unless told otherwise."""
 
@@ -58,6 +62,7 @@ def compare(
     size: int | None = None,
     seed: int = 0,
     finalists: int | None = FINALISTS,
+    progress: bool = True,
     **options: Any,
 ) -> Comparison:
     """Which of several hypotheses does the network implement? "None of them" is an answer.
@@ -68,7 +73,8 @@ def compare(
     far behind get the whole `method` and all controls of a verdict. Then every hypothesis predicts what swaps of one or
     several of its variables do, on the same held-out pairs, and its handles are to make that come true. A hypothesis
     holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Banks have
-    `size` pairs. For a `LanguageModel`, `options` choose the places: layers, kinds, memory.
+    `size` pairs. For a `LanguageModel`, `options` choose the places: layers, kinds, memory. Terminals and notebooks
+    show the step it is at, unless `progress` is False; `plot_ot.plan_comparison` estimates the cost.
     """
     begun = time.perf_counter()
     if finalists is not None and finalists < 1:
@@ -76,20 +82,39 @@ def compare(
     if not isinstance(method, Method) and method not in METHODS:
         raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
     field = gather(hypotheses, inputs)
-    if isinstance(subject, LanguageModel):
-        first = field.rivals[0].hypothesis
-        if not isinstance(first, Hypothesis):
-            raise PlotError("A language model needs hypotheses with a template and answers, not bare CausalModels.")
-        subject = bind(subject, first, **options)
-    elif options:
-        raise PlotError(f"Unknown option '{next(iter(options))}': layers, kinds and memory are for language models.")
-    language = subject.language
-    look = as_readout(readout or ("logits" if language else "softmax"))
-    spec = SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec()
-    with warnings.catch_warnings(), enough_threads(subject):
+    subject = bound(subject, field, options)
+    look, spec = as_readout(readout or ("logits" if subject.language else "softmax")), signatures_of(subject)
+    searched = method_of(method, subject, max(len(r.causal.variables) for r in field.rivals), spec)
+    most = len(field.rivals) if finalists is None else min(finalists, len(field.rivals))
+    steps = 1 + len(field.rivals) * (1 + QUICK.steps) + most * (searched.steps + JUDGED)
+    with warnings.catch_warnings(), shown(progress, steps), enough_threads(subject):
         warnings.simplefilter("ignore", CouplingWarning)  # of hypotheses that are not there
-        contest = Contest.of(subject, field.accepting(look.accepts), look, size or (200 if language else 400), seed)
+        announce(f"recording {len(field.rows)} inputs")
+        contest = Contest.of(subject, field.accepting(look.accepts), look, pairs_of(subject, size), seed)
         return contest.run(method, spec, finalists, begun)
+
+
+def bound(subject: Subject | LanguageModel, field: Field, options: Mapping[str, Any]) -> Subject:
+    """The network as a subject; a language model is looked at through the prompts of the hypotheses."""
+    if isinstance(subject, Subject):
+        if options:
+            name = next(iter(options))
+            raise PlotError(f"Unknown option '{name}': layers, kinds and memory are for language models.")
+        return subject
+    first = field.rivals[0].hypothesis
+    if not isinstance(first, Hypothesis):
+        raise PlotError("A language model needs hypotheses with a template and answers, not bare CausalModels.")
+    return bind(subject, first, **options)
+
+
+def pairs_of(subject: Subject, size: int | None) -> int:
+    """Pairs per bank."""
+    return size or (200 if subject.language else 400)
+
+
+def signatures_of(subject: Subject) -> SignatureSpec:
+    """How effects are compared, by default."""
+    return SignatureSpec(normalise="unit", centre=True) if subject.language else SignatureSpec()
 
 
 @dataclass(frozen=True)
@@ -145,13 +170,17 @@ class Contest:
                 standings.append(Standing(rival.name, Stand.FAILS, entrant, share))
             else:
                 entrants.append(entrant)
-        quick = {e.rival.name: QUICK.run(e.problem)[0] for e in entrants}
+        quick = {}
+        for e in entrants:
+            announce(f"a quick look at {e.rival.name}")
+            quick[e.rival.name] = QUICK.run(e.problem)[0]
         weakest = {n: min(h.chosen["calibration_score"] for h in s.handles.values()) for n, s in quick.items()}
         chosen = finalists_of(weakest, finalists)
         common, scored = self._common(entrants), {}
         for entrant in entrants:
             name = entrant.rival.name
             if name in chosen:
+                announce(f"the whole search for {name}")
                 handles, verdicts = self._searched(entrant, method, spec)
             else:
                 handles = dict(quick[name].handles)
@@ -225,12 +254,13 @@ class Contest:
     ) -> tuple[dict[str, Handle], dict[str, Verdict]]:
         """The handles and verdicts of the whole method, as `localize` finds them."""
         places = self.subject.places
-        chosen = _method(method, self.subject, len(entrant.problem.variables), spec)
+        chosen = method_of(method, self.subject, len(entrant.problem.variables), spec)
 
         def at_random(draw: int) -> Method:
             return random_like(method, draw, places) if isinstance(method, Method) else random_progressive(draw, places)
 
         state, _ = chosen.run(entrant.problem)
+        announce(f"controls for {entrant.rival.name}")
         judge = Judge(entrant.problem, entrant.tests, lambda subject, banks: record(subject, *banks))
         found = judge.verdicts(chosen, state, at_random)
         return dict(state.handles), {v.variable: v for v in found}
@@ -348,7 +378,8 @@ def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> 
     return Stand.HOLDS, ""
 
 
-def _method(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
+def method_of(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
+    """The whole search."""
     if isinstance(method, Method):
         return method
     return progressive(subject.places, variables, spec, das=method == "plot-das")

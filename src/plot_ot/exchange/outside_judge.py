@@ -57,7 +57,7 @@ def outside_errors(
 
 def _package() -> Any:
     try:
-        import causal_abstraction
+        import causal_abstraction  # type: ignore[import-not-found,unused-ignore]
     except ImportError as e:
         raise PlotError(
             "The outside judge is the package causal-abstraction-eval (Python 3.11 or later), which is not installed: "
@@ -196,7 +196,8 @@ class HandleSystem:
         return torch.cat(read, dim=1)
 
     def _parts(self, variable: str, cell: Tensor) -> Sequence[Tensor]:
-        return cell.split([e.size for e in self.handles[variable].edits], dim=1)
+        parts: tuple[Tensor, ...] = cell.split([e.size for e in self.handles[variable].edits], dim=1)
+        return parts
 
 
 def _set(edit: Edit, state: Tensor, cell: Tensor) -> Tensor:

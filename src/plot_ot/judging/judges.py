@@ -97,8 +97,8 @@ class Judge:
     def _stand(self, variable: str) -> Verdict | Bench:
         """What the handles of all methods stand before."""
         if variable not in self._stands:
-            tests = (self.tests[variable, bank] for bank in ("sensitivity", "invariance"))
-            self._stands[variable] = stand(variable, *tests, self.problem.readout)
+            changed, kept = self.tests[variable, "sensitivity"], self.tests[variable, "invariance"]
+            self._stands[variable] = stand(variable, changed, kept, self.problem.readout)
         return self._stands[variable]
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:

@@ -76,6 +76,12 @@ def find_units(
         _bank(name, prompts, some, variable, classes, new_tokens)
         for name, some in zip(("fit", "calibration"), parts, strict=True)
     )
+    for bank, what in ((fit, "learn from"), (calibration, "choose by")):
+        if not bool(bank.changed[variable].any()):
+            raise PlotError(
+                f"The model answers {len(pairs)} training pairs, and none of the {len(bank)} kept to {what} changes "
+                f"'{variable}'. Give more training pairs (--pairs), or a model that answers more of them."
+            )
     fitted, calibrated = record(subject, fit, calibration)
     readout, open_to = as_readout("logits"), [p for p in subject.places if "@" in p.name]
     weights = pair_weights(calibrated, variable, "balanced")

@@ -141,8 +141,8 @@ def _table(path: Path, of: type) -> dict[str, Any]:
     found: Any = read_json(path)
     if not isinstance(found, dict) or not all(isinstance(v, of) for v in found.values()):
         raise PlotError(f"{path} must be a JSON object whose values are of type {of.__name__}, as RAVEL's are.")
-    inner = {dict: lambda v: v.values(), list: lambda v: v, str: lambda v: [v]}[of]
-    if not all(isinstance(x, str) for v in found.values() for x in inner(v)):
+    held = (v.values() if isinstance(v, dict) else [v] if isinstance(v, str) else v for v in found.values())
+    if not all(isinstance(x, str) for some in held for x in some):
         raise PlotError(f"{path} holds something that is no text where RAVEL has texts.")
     return found
 

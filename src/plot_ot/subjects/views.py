@@ -55,7 +55,7 @@ class SubjectView(Subject):
     # -- what it costs -------------------------------------------------------------------------------------------
 
     @property
-    def limits(self) -> MemoryLimits:  # type: ignore[override]
+    def limits(self) -> MemoryLimits:
         """What running out of memory has shown about the network."""
         return self.inner.limits
 
