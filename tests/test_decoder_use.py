@@ -293,8 +293,12 @@ def test_a_model_whose_attention_cannot_be_resumed_is_refused_while_recording() 
 
 def test_a_wrong_pass_is_noticed_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a model does that resuming does not reproduce: here, attention to the first token only."""
-    right = cache.Prefix
-    monkeypatch.setattr(cache, "Prefix", lambda k, v, hidden, tail: right(k[:, :, :1], v[:, :, :1], None, tail))
+
+    class First(cache.Prefix):
+        def __init__(self, keys, values, hidden, *rest):
+            super().__init__(keys[:, :, :1], values[:, :, :1], None, *rest)
+
+    monkeypatch.setattr(cache, "Prefix", First)
     assert_refused(
         lambda: DecoderSubject(network("llama"), encode, ANSWERS).record(BASE), ["cannot be resumed", "whole forward"]
     )

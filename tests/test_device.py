@@ -20,7 +20,7 @@ from plot_ot import Handle, localize
 from plot_ot.abstract.banks import Bank
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.handles import Edit
-from plot_ot.judging import verdict
+from plot_ot.judging import bench
 from plot_ot.methods import MethodKind
 from plot_ot.studies.study import Study
 from plot_ot.subjects import DecoderSubject, ModuleSubject, record, record_pairs
@@ -139,7 +139,7 @@ def compare_studies(kind: str, names: list[str] | None) -> None:
 
 @pytest.fixture
 def few_controls(monkeypatch):
-    monkeypatch.setattr(verdict, "RANDOM_HANDLES", 2)
+    monkeypatch.setattr(bench, "RANDOM_HANDLES", 2)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ ALWAYS = Admission(lambda rows: torch.ones(len(rows), dtype=torch.bool))
 
 @pytest.fixture(autouse=True)
 def few_random_handles(monkeypatch):
-    monkeypatch.setattr("plot_ot.judging.verdict.RANDOM_HANDLES", 3)
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
 
 
 def countries() -> tuple[Hypothesis, list[dict[str, Any]]]:

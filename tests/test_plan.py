@@ -20,6 +20,7 @@ import torch
 import decoders
 import plot_ot
 from plot_ot import cli, stages
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.banks import Splits
 from plot_ot.abstract.splitting import from_inputs
 from plot_ot.cli.estimates import _clock
@@ -411,7 +412,7 @@ def test_edits_at_earlier_tokens_run_as_many_block_tokens_as_planned(monkeypatch
     model, tokenizer = load_tiny("plain-1000")
     subject = plot_ot.load_subject(model, h, tokenizer=tokenizer)
     everything = lambda rows: torch.ones(len(rows), dtype=torch.bool)  # noqa: E731
-    splits, _ = from_inputs(h.causal, given, everything, 30, torch.Generator().manual_seed(0))
+    splits = from_inputs(h.causal, given, Admission(everything), 60, torch.Generator().manual_seed(0)).splits
     fit, calibration = record(subject, splits.fit, splits.calibration)
     problem = Problem(subject, fit, calibration, splits.fit.variables, as_readout("logits"), 0)
     scene = Scene.of_subject(subject, splits, 6)

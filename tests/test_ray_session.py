@@ -70,7 +70,7 @@ def test_f26_an_answer_that_is_none_is_refused(answer):
 def test_f26_a_recording_of_other_inputs_or_shapes_is_refused():
     inputs = torch.arange(6).reshape(3, 2)
     shard = Shard(inputs, torch.arange(3), Share())
-    subject = SimpleNamespace(places=(Place("a", 4, 1),))
+    subject = SimpleNamespace(recorded=(Place("a", 4, 1),))
     crew = _RayCrew([], subject, None, [])  # type: ignore[arg-type]
     good = Store(inputs, {"a": torch.zeros(3, 4)}, torch.zeros(3, 2))
     assert crew._checked(good, shard) is good
