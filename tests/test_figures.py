@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -157,6 +158,14 @@ def test_the_heatmaps_are_coupling_rows_gains_row_norms_and_swapped_coordinates(
     said = words(figure)
     for expected in (*VARIABLES, "K = 2, λ = 2.5", "k = 2", "ε = 4", "0.920", "2.25", "Seed 1", "saturated"):
         assert expected in said, expected
+
+
+def test_places_stand_in_forward_order_however_a_search_proposed_them():
+    """The blocks of a language model stood as transport had ranked them."""
+    noted = [{"name": f"block.{k}", "width": 4} for k in range(12)]
+    data = SimpleNamespace(results={"notes": [{"places": noted}]})
+    found = figures.in_forward_order(data, ["block.11", "all", "block.9", "elsewhere", "block.2", "block.9"])
+    assert found == ["block.2", "block.9", "block.11", "elsewhere", "all"]
 
 
 @pytest.mark.parametrize(("methods", "panels", "missing"), [(("plot",), 4, "DAS"), (("das",), 4, "PLOT")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -15,6 +15,7 @@ from plot_ot.files.run_reading import Reading
 from plot_ot.files.writing import Json
 from plot_ot.report import style
 from plot_ot.report.figure_data import about, column, mean_spread, published_for, published_points
+from plot_ot.report.findings import widths_of
 from plot_ot.report.flags import kinds_of
 from plot_ot.report.handle_figure import draw_handles
 from plot_ot.report.published import Point
@@ -207,11 +208,17 @@ def draw_sizes(data: Reading) -> Figure | None:
     return figure
 
 
+def in_forward_order(data: Reading, places: Iterable[str]) -> list[str]:
+    """Places as the network computes them, not as a search proposed them; over all of them comes last."""
+    known = {name: k for k, name in enumerate(widths_of(data))}
+    return sorted(dict.fromkeys(places), key=lambda p: (p == "all", known.get(p, len(known))))
+
+
 def draw_layers(data: Reading) -> Figure | None:
     """The best calibration score each method reached at each place; what was chosen most often is outlined."""
     chosen = [s for s in data.results["selection"] if set(s["chosen"].get("by_support") or ()) - {"all"}]
     methods = list(dict.fromkeys(s["method"] for s in chosen))
-    supports = sorted(dict.fromkeys(p for s in chosen for p in s["chosen"]["by_support"]), key=lambda p: p == "all")
+    supports = in_forward_order(data, (p for s in chosen for p in s["chosen"]["by_support"]))
     if not methods:
         return None
     low = min([0.9, *(x for s in chosen for x in s["chosen"]["by_support"].values() if x is not None)])
