@@ -163,7 +163,7 @@ def test_every_method_finds_the_same_on_a_gpu(few_controls, kind):
 
 # -- waits -----------------------------------------------------------------------------------------------------------
 
-MOST = {"recording": 2, "signatures": 6, "calibration": 6, "das": 2.5, "newton": 2, "verdict": 4}
+MOST = {"recording": 2, "signatures": 6, "calibration": 6, "das": 2.5, "newton": 2, "verdict": 6}
 """Waits and blocking uploads per batch that each part may have on the small GRU, where most batches come alone."""
 
 

@@ -93,11 +93,11 @@ class DecoderSubject(PromptSubject):
         self.answers = tuple(tuple(int(t) for t in group) for group in answers)
         refuse_answers(self.answers, self.decoder.vocabulary)
         self._parameters = list(self.decoder.model.parameters())
-        self._identity: tuple[tuple[int, ...], str] | None = None
+        self._identity: tuple[tuple[object, ...], str] | None = None
         self.sharing = Sharing()
         self._checked = False
         self._remembered = Remembered()
-        self._remembered_state: tuple[int, ...] = ()
+        self._remembered_state: tuple[object, ...] = ()
         refuse_unresumable(self)
 
     def watching(self, *, rest: bool = False, vocabulary: bool = False) -> DecoderSubject:
@@ -155,9 +155,9 @@ class DecoderSubject(PromptSubject):
             self._identity = state, super().identity()
         return self._identity[1]
 
-    def _state(self) -> tuple[int, ...]:
-        """Changes with the weights."""
-        return tuple(x for p in self._parameters for x in (p.data_ptr(), p._version))
+    def _state(self) -> tuple[object, ...]:
+        """Changes with the weights, and with where they are."""
+        return tuple(x for p in self.decoder.model.parameters() for x in (p.data_ptr(), p._version, p.device))
 
     @cached_property
     def prompt_shape(self) -> Shape:
