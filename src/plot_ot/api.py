@@ -20,7 +20,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.files.run_reading import Reading
 from plot_ot.localizing import METHODS as METHODS
-from plot_ot.localizing import Question, answer, answer_early, chosen_filter, pairs_per_bank, read_given
+from plot_ot.localizing import Question, answer, answer_early, chosen_filter, pairs_per_bank, prompt_notes, read_given
 from plot_ot.methods import Method
 from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
@@ -203,7 +203,7 @@ def localize(
         tokenizer, sources["tokenizer"] = subject.tokenizer, subject.tokenizer_digest
         given = read_given(hypothesis, pairs)  # all values are known before the answers are checked
         named = hypothesis.named_tokens(tokenizer)
-        notes = *named.notes, *(["the tokenizer's chat template writes the prompts"] if hypothesis.has_chats else [])
+        notes = prompt_notes(hypothesis, named)
         subject = bind(subject, hypothesis, named, **options)
     else:
         if options:

@@ -20,6 +20,7 @@ from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
+from plot_ot.abstract.positions import NamedTokens
 from plot_ot.abstract.splitting import SPLITS, Made, Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine, InProcess
 from plot_ot.engine.growing import GrowingRecording
@@ -126,22 +127,28 @@ class Question:
             if self.tokenizer is not None:
                 tokens = store.top_token.tolist()  # type: ignore[attr-defined]
                 spoken.update(self.tokenizer.decode([t]) for t in tokens)
-            return self.answered(store, rows)
+            return self.answered(store, self.causal.answer(rows))
 
-        def heard() -> str:
-            often = ", ".join(f"{word!r} ({count} times)" for word, count in spoken.most_common(3))
-            return f"Most often its next token is {often}." if often else ""
+        return Admission(right, self.filter, filters_of(self.tokenizer), heard=lambda: often_said(spoken))
 
-        return Admission(right, self.filter, filters_of(self.tokenizer), heard=heard)
-
-    def answered(self, store: Store, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
-        """Which recorded rows are answered as the hypothesis does."""
-        labels = self.causal.answer(rows)
+    def answered(self, store: Store, labels: Tensor) -> Bool[Tensor, " rows"]:
+        """Which recorded inputs are answered by these labels."""
         if self.filter == "vocabulary" and isinstance(self.hypothesis, Hypothesis):
             said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
             return said
-        outputs = store.outputs
+        outputs = self.subject.outputs_of(store)
         return self.readout.correct(outputs.unsqueeze(0), labels.to(outputs.device))[0].cpu()
+
+
+def prompt_notes(hypothesis: Hypothesis, named: NamedTokens) -> tuple[str, ...]:
+    """What is decided about prompts and positions before any of them runs, in words."""
+    return *named.notes, *(["the tokenizer's chat template writes the prompts"] if hypothesis.has_chats else [])
+
+
+def often_said(spoken: Counter[str]) -> str:
+    """What a network says most often, in words; nothing where it does not speak."""
+    often = ", ".join(f"{word!r} ({count} times)" for word, count in spoken.most_common(3))
+    return f"Most often its next token is {often}." if often else ""
 
 
 def filters_of(tokenizer: Any) -> tuple[str, ...]:
@@ -156,7 +163,7 @@ def chosen_filter(name: str | None, tokenizer: Any) -> str:
         return known[0]
     if name == "vocabulary" and name not in known:
         raise PlotError(
-            "filter='vocabulary' asks for a language model's own next token: give `localize` the model itself (what "
+            "filter='vocabulary' asks for a language model's own next token: give the model itself (what "
             "`load_subject` makes without a hypothesis), or choose 'candidates' or 'none'."
         )
     if name not in known:

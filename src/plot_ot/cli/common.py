@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plot_ot.cli.fitting import fitted
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 
 
 class Terminal(Console):
@@ -84,6 +84,14 @@ HoldOut = Annotated[
     str | None,
     typer.Option(help="Inputs whose values (cities, names) must not stand in two splits; several with commas."),
 ]
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        "--filter",
+        help="Which inputs count: vocabulary (the model's own next token is right; its default), candidates (the "
+        "best of the answers is right) or none.",
+    ),
+]
 Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
@@ -103,6 +111,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress an
 def names_of(text: str | None) -> list[str] | None:
     """a,b -> a and b; nothing for nothing."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def filter_of(name: str | None) -> Any:
+    """--filter: one of the filters' names."""
+    from plot_ot.abstract.admission import FILTERS
+
+    if name is not None and name not in FILTERS:
+        unknown("filter", name, FILTERS)
+    return name
 
 
 def memory_bytes(gigabytes: float) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plot_ot.cli.common import Debug, Threads, console, memory_bytes
+from plot_ot.cli.common import Debug, Filter, HoldOut, Threads, console, filter_of, memory_bytes, names_of
 from plot_ot.cli.localize import Kinds, Numbers, layer_numbers
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError
@@ -40,6 +40,8 @@ def compare_tasks(
     layers: Numbers = None,
     kinds: Kinds = "block_output",
     size: Annotated[int | None, typer.Option(min=20, help="Pairs per bank.")] = None,
+    filter_: Filter = None,
+    hold_out: HoldOut = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
     device: Device = None,
     revision: Revision = None,
@@ -66,6 +68,7 @@ def compare_tasks(
     if len(tasks) < 2:
         raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
     room, chosen = memory_bytes(memory), {"layers": layer_numbers(layers)} if layers else {}
+    asked, held = filter_of(filter_), names_of(hold_out)
     torch.set_num_threads(threads)
     with redirect_stdout(sys.stderr):  # what the tasks print is not what we print
         modules = [load_task(task) for task in tasks]
@@ -83,7 +86,7 @@ def compare_tasks(
         elif not isinstance(subject, Subject):
             raise PlotError(f"Which network? Give --model, or let {tasks[0]} define `subject`.")
         rivals = dict(zip(names, hypotheses, strict=True))
-        settings = {"method": method, "size": size, "seed": seed, **options}
+        settings = {"method": method, "size": size, "filter": asked, "hold_out": held, "seed": seed, **options}
         if explain:
             plan = plan_comparison(subject, rivals, given, machine_by_name("this", cores=threads or 1), **settings)
         else:
