@@ -26,8 +26,8 @@ from truth.programs import HYPOTHESES, PROGRAMS, wired
 
 QUICK = Method("closed-form", "closed forms", (ClosedForm(),))
 TWO = {n: HYPOTHESES[n] for n in ("02+13", "01+23")}
-COLOURS, LETTERS = "red blue yellow green gray black white brown".split(), "ABCDEFGH"
-NOUNS = "chair bear brick spoon lemon kite bowl table".split()
+COLOURS, LETTERS = ["red", "blue", "yellow", "green", "gray", "black", "white", "brown"], "ABCDEFGH"
+NOUNS = ["chair", "bear", "brick", "spoon", "lemon", "kite", "bowl", "table"]
 
 
 def sides(banks: RivalBanks) -> list[torch.Tensor]:
@@ -68,7 +68,7 @@ def questions(count: int) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("asked", [None, "candidates"])
 def test_a_language_model_is_asked_for_its_own_next_token_unless_told_otherwise(asked) -> None:
-    """A tilted bias makes it say a word that is no answer on half of the prompts; among the candidates it stays right."""
+    """A tilted bias makes it say a word that is no answer on some prompts; among the candidates it stays right."""
     model = plot_ot.load_subject("tiny")
     rivals, given = [colours("the line"), colours("the noun")], questions(150)
     ids, mask = rivals[0].encoder(model.tokenizer, model.bos)(rivals[0].rows(given))
@@ -215,7 +215,7 @@ def test_a_deal_that_serves_no_rival_is_refused() -> None:
     assert_refused(plan, ["Held out by 'city'", "for every hypothesis", "20 ways", "leave `hold_out` out"])
 
 
-# -- refusals, plans and the command ------------------------------------------------------------------------------------
+# -- refusals, plans and the command ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

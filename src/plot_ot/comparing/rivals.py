@@ -154,8 +154,8 @@ def _recoded(first_name: str, first: Hypothesis, name: str, h: Hypothesis, rows:
         raise PlotError(f"'{first_name}' and '{name}' make different prompts of the same inputs: use one template.")
     if lacking := [p for p in h.positions if p not in first.positions]:
         raise PlotError(
-            f"'{name}' names the position '{lacking[0]}', '{first_name}' does not, and its positions are those that are "
-            f"looked at: give all of them the same `positions={{...}}`."
+            f"'{name}' names the position '{lacking[0]}', '{first_name}' does not, and what the first names is looked "
+            f"at: give all of them the same `positions={{...}}`."
         )
     for each, at in ((first, rows), (h, own)):
         each.causal.answer(at)  # collects the answers, where they are not given
