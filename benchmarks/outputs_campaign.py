@@ -19,6 +19,7 @@ import torch
 
 import plot_ot
 from plot_ot.files.writing import Json, write_atomically
+from plot_ot.judging.gates import Answer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from pages import markdown, version
@@ -35,7 +36,14 @@ def unit(kind: str, seed: int, pairs: int) -> Json:
     readout = plot_ot.real_values(regression.TOLERANCE)
     rows = regression.rows(seed)
     result = plot_ot.localize(subject, causal, rows, readout=readout, size=pairs, seed=seed, progress=False)
-    verdicts = {v: {"status": str(found.status), "found": found.status.found} for v, found in result.verdicts.items()}
+    verdicts = {
+        v: {
+            "status": str(found.status),
+            "found": found.status.found,
+            "open": [gate.name for gate in found.gates if gate.answer is Answer.CANNOT_SAY],
+        }
+        for v, found in result.verdicts.items()
+    }
     spent = time.process_time() - cpu
     return {"kind": kind, "seed": seed, "pairs": pairs, "verdicts": verdicts, "version": version(), "cpu": spent}
 
@@ -48,8 +56,11 @@ def right(found: Json) -> bool:
 
 def said(found: Json) -> str:
     """The statuses in words."""
-    statuses = ", ".join(f"{v} {x['status']}" for v, x in found["verdicts"].items())
-    return f"seed {found['seed']}: {statuses}"
+    told = []
+    for v, x in found["verdicts"].items():
+        open_ones = f" ({', '.join(x['open'])})" if x["open"] and not x["found"] else ""
+        told.append(f"{v} {x['status']}{open_ones}")
+    return f"seed {found['seed']}: {', '.join(told)}"
 
 
 def run(kind: str, seed: int, pairs: int, out: Path) -> None:
@@ -81,6 +92,7 @@ def page(out: Path) -> str:
         "Networks whose output is one real number, y = 2p + q (even seeds) or y = pq (odd ones),",
         f"judged by `localize` with `real_values({regression.TOLERANCE})`. The absent ones give the answers of",
         "y = 2p + q through other sums (tests/truth/regression.py). Shares have 95 % Clopper-Pearson intervals;",
+        "Behind an undecided variable stand the gates that cannot say;",
         f"{sum(u['cpu'] for u in every) / len(every):.1f} CPU seconds a network.",
         "",
         *markdown(("networks", "pairs a bank", "seeds", "asked", "result", "missed"), rows),
