@@ -92,7 +92,7 @@ def page(out: Path) -> str:
         "Networks whose output is one real number, y = 2p + q (even seeds) or y = pq (odd ones),",
         f"judged by `localize` with `real_values({regression.TOLERANCE})`. The absent ones give the answers of",
         "y = 2p + q through other sums (tests/truth/regression.py). Shares have 95 % Clopper-Pearson intervals;",
-        "Behind an undecided variable stand the gates that cannot say;",
+        "Behind an undecided variable stand the gates that cannot say. `localize` takes 1000 pairs by default;",
         f"{sum(u['cpu'] for u in every) / len(every):.1f} CPU seconds a network.",
         "",
         *markdown(("networks", "pairs a bank", "seeds", "asked", "result", "missed"), rows),

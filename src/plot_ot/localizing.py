@@ -184,6 +184,11 @@ def pairs_per_bank(budget: int | Literal["auto"] | None, size: int | None, usual
     return False, budget
 
 
+def usual_size(subject: Subject) -> int:
+    """Pairs per bank, unless told otherwise."""
+    return 200 if subject.language else 1000
+
+
 def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
     """Banks, pairs or input rows, from all that a user may bring."""
     if isinstance(pairs, (Splits, Pairs, Tensor)):
@@ -210,19 +215,22 @@ def answer(
     question: Question, given: Given, size: int, waited: dict[str, float], begun: float, progress: bool
 ) -> Result:
     """The answer from banks of one size; what came before `begun` has been `waited` for already."""
-    generator = torch.Generator().manual_seed(question.seed)
     with shown(progress, question.method.steps + OTHER_STEPS):
-        if isinstance(given, Splits):
-            made = as_given(given, question.hold_out)
-        else:
+        if not isinstance(given, Splits):
             announce("answers of the network")
-            admission, hold_out = question.admission(question.run), question.hold_out
-            if isinstance(given, Pairs):
-                made = from_pairs(question.causal, given, admission, generator, hold_out)
-            else:
-                made = from_inputs(question.causal, given, admission, size, generator, hold_out)
+        made = make_banks(question, given, size, question.admission(question.run))
         waited["filtering"] = time.perf_counter() - begun
         return _judged(question, made, size, waited, begun)
+
+
+def make_banks(question: Question, given: Given, size: int, admission: Admission) -> Made:
+    """Banks of what a user brings: as they are, of the pairs that count, or drawn from the inputs that do."""
+    generator = torch.Generator().manual_seed(question.seed)
+    if isinstance(given, Splits):
+        return as_given(given, question.hold_out)
+    if isinstance(given, Pairs):
+        return from_pairs(question.causal, given, admission, generator, question.hold_out)
+    return from_inputs(question.causal, given, admission, size, generator, question.hold_out)
 
 
 def as_given(splits: Splits, hold_out: HoldOut | None) -> Made:

@@ -127,3 +127,15 @@ def memory_bytes(gigabytes: float) -> int:
     if not 1e-9 <= gigabytes < math.inf:
         raise PlotError(f"--memory is in GB, above zero; found {gigabytes:g}. The default is 4.")
     return int(gigabytes * 1e9)
+
+
+def layer_numbers(text: str) -> list[int]:
+    """10-12,20 -> 10, 11, 12, 20."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            low, _, high = part.strip().partition("-")
+            found += range(int(low), int(high or low) + 1)
+    except ValueError:
+        raise PlotError(f"--layers is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
+    return found

@@ -19,6 +19,7 @@ from plot_ot.cli.common import (
     console,
     errors,
     filter_of,
+    layer_numbers,
     memory_bytes,
     names_of,
     printable,
@@ -134,15 +135,3 @@ def _budget(text: str | None) -> int | Literal["auto"] | None:
     if not text.isdecimal() or int(text) < LEAST:
         raise PlotError(f"--budget is 'auto', or at least {LEAST} pairs per bank; found {text!r}.")
     return int(text)
-
-
-def layer_numbers(text: str) -> list[int]:
-    """10-12,20 -> 10, 11, 12, 20."""
-    found: list[int] = []
-    try:
-        for part in text.split(","):
-            low, _, high = part.strip().partition("-")
-            found += range(int(low), int(high or low) + 1)
-    except ValueError:
-        raise PlotError(f"--layers is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
-    return found

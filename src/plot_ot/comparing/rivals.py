@@ -13,7 +13,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import Accepts, CausalModel, Values
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.pairs import read_pairs
+from plot_ot.abstract.pairs import PairTable, read_pairs
 from plot_ot.errors import PlotError
 
 
@@ -111,7 +111,7 @@ def gather(
 
 
 def _inputs_alone(inputs: Any) -> list[Any]:
-    table = read_pairs(inputs)
+    table = inputs if isinstance(inputs, PairTable) else read_pairs(inputs)
     if table.source:
         raise PlotError(
             f"compare takes inputs alone and draws the pairs itself; {table.where[0]} is a pair of base and source."
