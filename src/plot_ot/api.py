@@ -256,11 +256,12 @@ def ask(
                 "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
             )
         given = read_given(hypothesis, pairs)
+    look = as_readout(readout or ("logits" if subject.language else "softmax"))
     question = Question(
         subject,
         hypothesis,
         method,
-        as_readout(readout or ("logits" if subject.language else "softmax")),
+        look,
         SignatureSpec(normalise="unit", centre=True) if subject.language else SignatureSpec(),
         name,
         running.check_seed(seed),
@@ -268,7 +269,7 @@ def ask(
         engine,
         tokenizer,
         sources,
-        chosen_filter(filter, tokenizer),
+        chosen_filter(filter, tokenizer, look),
         HoldOut.by(hypothesis, hold_out),
         notes,
     )

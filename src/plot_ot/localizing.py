@@ -72,6 +72,15 @@ class Question:
     notes: tuple[str, ...] = ()
     """What was decided about prompts and positions before any of them ran."""
 
+    def __post_init__(self) -> None:
+        if self.readout.numbers and isinstance(self.hypothesis, Hypothesis):
+            raise PlotError(
+                f"'{self.readout.name}' compares outputs with numbers, and the label of a Hypothesis says which of its "
+                f"answers it is. Give nearest_value(h.answers) where these are numbers; or write a CausalModel that "
+                f"answers in numbers, over the same input rows, for the subject that load_subject(model, hypothesis) "
+                f"makes (docs/outputs.md)."
+            )
+
     @property
     def causal(self) -> CausalModel:
         """The hypothesis as a causal model, which takes for right what the readout does."""
@@ -110,7 +119,8 @@ class Question:
             return None
         assert isinstance(self.subject, DecoderSubject)  # noqa: S101
         render = partial(self.hypothesis.render, tokenizer=self.tokenizer)
-        return Wording(render, self.hypothesis.answers, self.subject.watching(rest=True))
+        strict = self.subject.watching(rest=True) if self.readout.one_answer else self.subject
+        return Wording(render, self.hypothesis.answers, strict)
 
     def run(self, rows: Int[Tensor, "rows inputs"]) -> Store:
         """Run inputs to see how they are answered; where the network answers in words, this is their recording."""
@@ -129,14 +139,15 @@ class Question:
                 spoken.update(self.tokenizer.decode([t]) for t in tokens)
             return self.answered(store, self.causal.answer(rows))
 
-        return Admission(right, self.filter, filters_of(self.tokenizer), heard=lambda: often_said(spoken))
+        return Admission(right, self.filter, filters_of(self.tokenizer, self.readout), heard=lambda: often_said(spoken))
 
     def answered(self, store: Store, labels: Tensor) -> Bool[Tensor, " rows"]:
         """Which recorded inputs are answered by these labels."""
+        outputs = self.subject.outputs_of(store)
+        self.readout.refuse_others(labels, outputs.shape[-1])
         if self.filter == "vocabulary" and isinstance(self.hypothesis, Hypothesis):
             said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
             return said
-        outputs = self.subject.outputs_of(store)
         return self.readout.correct(outputs.unsqueeze(0), labels.to(outputs.device))[0].cpu()
 
 
@@ -151,16 +162,22 @@ def often_said(spoken: Counter[str]) -> str:
     return f"Most often its next token is {often}." if often else ""
 
 
-def filters_of(tokenizer: Any) -> tuple[str, ...]:
-    """The filters that a network can have: only one that answers in words has a vocabulary."""
-    return tuple(name for name in FILTERS if tokenizer is not None or name != "vocabulary")
+def filters_of(tokenizer: Any, readout: Readout | None = None) -> tuple[str, ...]:
+    """The filters that a network can have: only one that answers in words has a vocabulary, and says one word of it."""
+    spoken = tokenizer is not None and (readout is None or readout.one_answer)
+    return tuple(name for name in FILTERS if spoken or name != "vocabulary")
 
 
-def chosen_filter(name: str | None, tokenizer: Any) -> str:
+def chosen_filter(name: str | None, tokenizer: Any, readout: Readout | None = None) -> str:
     """The filter that was asked for, or the strictest that the network can have."""
-    known = filters_of(tokenizer)
+    known = filters_of(tokenizer, readout)
     if name is None:
         return known[0]
+    if name == "vocabulary" and name not in known and tokenizer is not None and readout is not None:
+        raise PlotError(
+            f"filter='vocabulary' asks for one right next token, and '{readout.name}' has no such thing: choose "
+            f"'candidates' (right by the readout) or 'none'."
+        )
     if name == "vocabulary" and name not in known:
         raise PlotError(
             "filter='vocabulary' asks for a language model's own next token: give the model itself (what "

@@ -116,7 +116,6 @@ def asked(
     if not isinstance(method, Method) and method not in METHODS:
         raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
     tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
-    chosen = chosen_filter(filter, tokenizer)
     field = gather(hypotheses, inputs)
     first = field.rivals[0].hypothesis
     held = HoldOut.by(first, hold_out)
@@ -132,7 +131,7 @@ def asked(
         type(bound).__name__,
         check_seed(seed),
         tokenizer=tokenizer,
-        filter=chosen,
+        filter=chosen_filter(filter, tokenizer, look),
         hold_out=held,
         notes=notes,
     )
@@ -283,7 +282,7 @@ class Contest:
         notes = [*q.notes, f"which inputs count for a hypothesis (filter '{q.filter}'): {asked}"]
         if not any(int(counted.sum()) >= LEAST_ROWS for counted in self.counts.values()) and q.tokenizer is not None:
             spoken = Counter(q.tokenizer.decode([t]) for t in self.recording.store.top_token.tolist())  # type: ignore[attr-defined]
-            others = [f"filter='{n}' ({FILTERS[n]})" for n in filters_of(q.tokenizer) if n != q.filter]
+            others = [f"filter='{n}' ({FILTERS[n]})" for n in filters_of(q.tokenizer, q.readout) if n != q.filter]
             notes.append(f"{often_said(spoken)} To ask less: {' or '.join(others)}")
         return [*notes, *([self.drawn.note] if self.drawn.note else [])]
 
