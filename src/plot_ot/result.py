@@ -112,7 +112,9 @@ class Result:
 
     def __str__(self) -> str:
         lines = [v.sentence for v in self.verdicts.values()]
-        lines += [f"  {v}: {' → '.join(self.zoom(v))}{self._stretched(v)}" for v in self.handles if len(self.zoom(v)) > 1]
+        lines += [
+            f"  {v}: {' → '.join(self.zoom(v))}{self._stretched(v)}" for v in self.handles if len(self.zoom(v)) > 1
+        ]
         lines += [f"  note: {note}" for note in self.notes]
         parts = ", ".join(f"{part} {s:.1f}" for part, s in self.waited.items() if s >= 0.05 and part != "report")
         return "\n".join([*lines, f"  {self.seconds:.1f} s ({parts}), method {self.method}"])

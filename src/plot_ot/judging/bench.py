@@ -151,7 +151,9 @@ class Bench:
             boot = Bootstrap(replace(bank, family=torch.zeros_like(bank.family), families=("all",)))  # all pairs alike
             if boot.balanced_bases < g.LEAST_BASES:
                 continue
-            own, other = (np.concatenate([correct(r, handle, self.readout, x).double() for r in told]) for x in (v, ALONE))
+            own, other = (
+                np.concatenate([correct(r, handle, self.readout, x).double() for r in told]) for x in (v, ALONE)
+            )
             found.append(g.does_more_than(part, boot.interval(own - other)))
         return found
 
