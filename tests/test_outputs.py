@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import plot_ot
-from plot_ot import CausalModel, PlotError, answer_sets, distributions, logit_difference, nearest_value, real_values
+from plot_ot import (
+    CausalModel,
+    Hypothesis,
+    Mechanism,
+    PlotError,
+    answer_sets,
+    distributions,
+    logit_difference,
+    nearest_value,
+    real_values,
+)
 from plot_ot.abstract.relabelling import shuffled
 from plot_ot.stages.curvature import output_curvature, sharpness
+from refusals import assert_refused
 from truth import regression
 
 OUTPUTS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1000))
@@ -176,6 +189,116 @@ def test_a_module_may_return_one_number_for_every_row():
     assert real_values(regression.TOLERANCE).correct(outputs.unsqueeze(0), causal.answer(rows)).all()
 
 
+def test_labels_that_a_network_cannot_have_are_refused_before_anything_is_searched():
+    """Real numbers under the default readout, and too many of them, which were compared entry by entry with others."""
+    subject, causal = regression.planted(1000)
+    rows = regression.rows(1000, 200)
+    assert_refused(
+        lambda: plot_ot.localize(subject, causal, rows, progress=False), ["real numbers", "softmax", "real_values"]
+    )
+    two = CausalModel(
+        causal.inputs, {**causal.mechanisms, "y": lambda p, q: torch.stack([2 * p + q, p - q], dim=1)}, "y"
+    )
+    assert_refused(
+        lambda: plot_ot.localize(subject, two, rows, readout=real_values(0.2), progress=False),
+        ["2 numbers", "1 outputs"],
+    )
+    rivals = {"one": causal, "two": causal}
+    assert_refused(lambda: plot_ot.compare(subject, rivals, rows, progress=False), ["real numbers", "real_values"])
+
+
+def test_labels_that_name_their_columns_are_told_apart_by_these():
+    """Columns are names: neighbours are no nearer than others, and an order turned round is the negative difference."""
+    accepts = logit_difference(4.0).accepts
+    label = torch.tensor([[0, 1, 10.0]]).expand(6, 3)
+    others = torch.tensor([[0, 1, 10], [0, 1, 3], [0, 1, 1], [2, 1, 10], [1, 0, -10], [1, 0, 10]]).float()
+    assert accepts(label, others).tolist() == [True, True, False, False, True, False]
+
+
+# -- language models --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """An embedded net, its prompts, and the hypothesis that it finds the right line."""
+    pytest.importorskip("transformers")
+    lines = "{s0}. {c0}\n{s1}. {c1}\n{s2}. {c2}\n{s3}. {c3}"
+    template = f"Question: A {{noun}} is {{color}}. What color is a {{noun}}?\n{lines}\nAnswer:"
+    h = Hypothesis(template=template, answers=list("ABCDEFGH"))
+    h.variable(name="pointer", parents=["color", "c0", "c1", "c2", "c3"])(lambda color, *c: list(c).index(color))
+    h.output(name="answer", parents=["pointer", "s0", "s1", "s2", "s3"])(lambda pointer, *s: s[pointer])
+    rng, inputs = random.Random(1000), []
+    for _ in range(160):
+        colours = ["red", "blue", "yellow", "green", "gray", "black", "white", "brown"]
+        c, s = rng.sample(colours, 4), rng.sample("ABCDEFGH", 4)
+        given = {"noun": rng.choice(["chair", "bear", "brick"]), "color": rng.choice(c)}
+        inputs.append(given | {f"c{k}": x for k, x in enumerate(c)} | {f"s{k}": x for k, x in enumerate(s)})
+    rows = h.rows(inputs)
+    return plot_ot.load_subject("tiny"), h, inputs, rows
+
+
+QUICK = plot_ot.Method("closed-form", "closed forms", (plot_ot.ClosedForm(),))
+
+
+def test_sets_of_a_language_models_answers(asked, monkeypatch):
+    """The answer's own set counts; its next token alone does not say it, so that the candidates are asked."""
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
+    model, h, inputs, _ = asked
+    sets = [[k, (k + 1) % 8] for k in range(8)]
+    found = plot_ot.localize(
+        model, h, inputs, readout=answer_sets(sets, classes=8), method=QUICK, size=60, layers=[2], progress=False
+    )
+    assert found.config["filter"] == "candidates"
+    assert found.verdicts["pointer"].accuracy > 0.9
+    said = {row["after"] for row in found.unit["examples"]}
+    assert said <= set("ABCDEFGH")
+    readout = answer_sets(sets, classes=8)
+    assert_refused(
+        lambda: plot_ot.localize(model, h, inputs, readout=readout, filter="vocabulary", progress=False),
+        ["'vocabulary'", "sets of answers", "'candidates'"],
+    )
+
+
+@pytest.mark.parametrize("readout", [real_values(0.1), logit_difference(0.5), distributions(0.1)])
+def test_numbers_are_not_compared_with_the_answers_of_a_hypothesis(asked, readout):
+    model, h, inputs, _ = asked
+    assert_refused(
+        lambda: plot_ot.localize(model, h, inputs, readout=readout, progress=False),
+        ["Hypothesis", "nearest_value", "CausalModel"],
+    )
+    assert_refused(
+        lambda: plot_ot.compare(model, {"a": h, "b": h}, inputs, readout=readout, progress=False), ["Hypothesis"]
+    )
+
+
+def test_a_logit_difference_of_a_language_model(asked, monkeypatch):
+    """A causal model over the hypothesis' rows says by how much the right letter leads the next one."""
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 3)
+    model, h, _, rows = asked
+    subject = plot_ot.load_subject(model.model, h, tokenizer=model.tokenizer, layers=[2])
+    right, outputs = h.causal.answer(rows), subject.record(rows).outputs
+    lead = outputs.gather(1, right[:, None]) - outputs.gather(1, (right[:, None] + 1) % 8)
+    usual = float(lead.mean())
+
+    def answer(*values):
+        letter = h.causal.mechanisms["answer"].function(*values).double()
+        return torch.stack([letter, (letter + 1) % 8, torch.full_like(letter, usual)], dim=1)
+
+    numbers = CausalModel(
+        h.inputs,
+        {
+            "pointer": h.causal.mechanisms["pointer"],
+            "lead": Mechanism(h.causal.mechanisms["answer"].parents, answer),
+        },
+        "lead",
+    )
+    found = plot_ot.localize(
+        subject, numbers, rows, readout=logit_difference(5.0), method=QUICK, size=60, progress=False
+    )
+    assert found.verdicts["pointer"].accuracy > 0.8, str(found)
+    assert found.verdicts["pointer"].evidence["copy_source"] < 0.1
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +320,15 @@ def test_a_module_may_return_one_number_for_every_row():
         (lambda: answer_sets([[0], [1]], classes=4, mass=1.0), "between 0 and 1"),
         (lambda: answer_sets([[0], [1]], classes=3).neural(OUTPUTS), "4 outputs"),
         (lambda: nearest_value([0, 1]).decide(OUTPUTS), "one output"),
-        (lambda: nearest_value([0, 1]).abstract(torch.tensor([2]), 1), "0..1"),
+        (lambda: nearest_value([0, 1]).abstract(torch.tensor([2]), 1), "0 to 1"),
+        (lambda: nearest_value([0, 1]).abstract(torch.tensor([0.5]), 1), "Let it answer by the number"),
+        (lambda: answer_sets([[0], [1]], classes=4).abstract(torch.tensor([2]), 4), "0 to 1"),
+        (lambda: plot_ot.as_readout("real_values"), r"readout=plot_ot.real_values\(tolerance\)"),
+        (lambda: plot_ot.as_readout("reals"), "real_values"),
+        (lambda: plot_ot.as_readout("softmax").refuse_others(torch.tensor([0.5, 1.0]), 2), "real_values"),
+        (lambda: plot_ot.as_readout("softmax").refuse_others(torch.zeros(3, 2), 2), "sigmoid"),
+        (lambda: plot_ot.as_readout("logits").refuse_others(torch.tensor([0, 1]), 1), "one output"),
+        (lambda: real_values(1.0).refuse_others(torch.zeros(3), 2), "1 numbers, the network 2"),
         (lambda: real_values(1.0).abstract(torch.zeros(3, 2), 4), "2 numbers"),
         (lambda: distributions(0.1).abstract(torch.zeros(3), 4), "4 probabilities"),
     ],

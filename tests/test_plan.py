@@ -614,10 +614,6 @@ def test_explain_says_what_workers_change_and_how_far_a_plan_may_be_off(monkeypa
         assert "`lowest` assumes late places, where few blocks are left to run, `highest` early ones" in text
 
 
-def test_explain_says_that_it_plans_no_task_files(monkeypatch, capsys):
-    assert "mine.py is a task file, and explain plans the studies of" in said(monkeypatch, capsys, "mine.py")
-
-
 def test_explain_refuses_the_options_of_another_task(monkeypatch, capsys):
     """A9: they were taken without a word."""
     text = said(monkeypatch, capsys, "mcqa", "--sampler", "balanced")

@@ -20,7 +20,17 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.files.run_reading import Reading
 from plot_ot.localizing import METHODS as METHODS
-from plot_ot.localizing import Question, answer, answer_early, chosen_filter, pairs_per_bank, read_given
+from plot_ot.localizing import (
+    Given,
+    Question,
+    answer,
+    answer_early,
+    chosen_filter,
+    pairs_per_bank,
+    prompt_notes,
+    read_given,
+    usual_size,
+)
 from plot_ot.methods import Method
 from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
@@ -194,6 +204,41 @@ def localize(
     given it. `budget=N` is banks of N pairs, as `size=N` is.
     """
     begun, waited = time.perf_counter(), {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}
+    question, given = ask(
+        subject,
+        hypothesis,
+        pairs,
+        method=method,
+        readout=readout,
+        filter=filter,
+        hold_out=hold_out,
+        seed=seed,
+        engine=engine,
+        controls=controls,
+        **options,
+    )
+    early, pairs_each = pairs_per_bank(budget, size, usual_size(question.subject))
+    with enough_threads(question.subject):
+        if early:
+            return answer_early(question, given, pairs_each, waited, begun, progress)
+        return answer(question, given, pairs_each, waited, begun, bool(progress))
+
+
+def ask(
+    subject: Subject | LanguageModel,
+    hypothesis: CausalModel | Hypothesis,
+    pairs: Any,
+    *,
+    method: str | Method = "plot",
+    readout: str | Readout | None = None,
+    filter: str | None = None,
+    hold_out: str | Sequence[str] | None = None,
+    seed: int = 0,
+    engine: Engine | None = None,
+    controls: str = "standard",
+    **options: Any,
+) -> tuple[Question, Given]:
+    """What `localize` is asked, and the banks, pairs or inputs that it is given."""
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
     tokenizer, sources = None, {}
     notes: tuple[str, ...] = ()
@@ -203,7 +248,7 @@ def localize(
         tokenizer, sources["tokenizer"] = subject.tokenizer, subject.tokenizer_digest
         given = read_given(hypothesis, pairs)  # all values are known before the answers are checked
         named = hypothesis.named_tokens(tokenizer)
-        notes = *named.notes, *(["the tokenizer's chat template writes the prompts"] if hypothesis.has_chats else [])
+        notes = prompt_notes(hypothesis, named)
         subject = bind(subject, hypothesis, named, **options)
     else:
         if options:
@@ -211,28 +256,24 @@ def localize(
                 "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
             )
         given = read_given(hypothesis, pairs)
-    language = subject.language
+    look = as_readout(readout or ("logits" if subject.language else "softmax"))
     question = Question(
         subject,
         hypothesis,
         method,
-        as_readout(readout or ("logits" if language else "softmax")),
-        SignatureSpec(normalise="unit", centre=True) if language else SignatureSpec(),
+        look,
+        SignatureSpec(normalise="unit", centre=True) if subject.language else SignatureSpec(),
         name,
         running.check_seed(seed),
         controls,
         engine,
         tokenizer,
         sources,
-        chosen_filter(filter, tokenizer),
+        chosen_filter(filter, tokenizer, look),
         HoldOut.by(hypothesis, hold_out),
         notes,
     )
-    early, pairs_each = pairs_per_bank(budget, size, 200 if language else 1000)
-    with enough_threads(subject):
-        if early:
-            return answer_early(question, given, pairs_each, waited, begun, progress)
-        return answer(question, given, pairs_each, waited, begun, bool(progress))
+    return question, given
 
 
 def run_study(

@@ -20,6 +20,7 @@ from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
+from plot_ot.abstract.positions import NamedTokens
 from plot_ot.abstract.splitting import SPLITS, Made, Pairs, from_inputs, from_pairs
 from plot_ot.engine import Engine, InProcess
 from plot_ot.engine.growing import GrowingRecording
@@ -71,6 +72,15 @@ class Question:
     notes: tuple[str, ...] = ()
     """What was decided about prompts and positions before any of them ran."""
 
+    def __post_init__(self) -> None:
+        if self.readout.numbers and isinstance(self.hypothesis, Hypothesis):
+            raise PlotError(
+                f"'{self.readout.name}' compares outputs with numbers, and the label of a Hypothesis says which of its "
+                f"answers it is. Give nearest_value(h.answers) where these are numbers; or write a CausalModel that "
+                f"answers in numbers, over the same input rows, for the subject that load_subject(model, hypothesis) "
+                f"makes (docs/outputs.md)."
+            )
+
     @property
     def causal(self) -> CausalModel:
         """The hypothesis as a causal model, which takes for right what the readout does."""
@@ -109,7 +119,8 @@ class Question:
             return None
         assert isinstance(self.subject, DecoderSubject)  # noqa: S101
         render = partial(self.hypothesis.render, tokenizer=self.tokenizer)
-        return Wording(render, self.hypothesis.answers, self.subject.watching(rest=True))
+        strict = self.subject.watching(rest=True) if self.readout.one_answer else self.subject
+        return Wording(render, self.hypothesis.answers, strict)
 
     def run(self, rows: Int[Tensor, "rows inputs"]) -> Store:
         """Run inputs to see how they are answered; where the network answers in words, this is their recording."""
@@ -126,37 +137,50 @@ class Question:
             if self.tokenizer is not None:
                 tokens = store.top_token.tolist()  # type: ignore[attr-defined]
                 spoken.update(self.tokenizer.decode([t]) for t in tokens)
-            return self.answered(store, rows)
+            return self.answered(store, self.causal.answer(rows))
 
-        def heard() -> str:
-            often = ", ".join(f"{word!r} ({count} times)" for word, count in spoken.most_common(3))
-            return f"Most often its next token is {often}." if often else ""
+        return Admission(right, self.filter, filters_of(self.tokenizer, self.readout), heard=lambda: often_said(spoken))
 
-        return Admission(right, self.filter, filters_of(self.tokenizer), heard=heard)
-
-    def answered(self, store: Store, rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
-        """Which recorded rows are answered as the hypothesis does."""
-        labels = self.causal.answer(rows)
+    def answered(self, store: Store, labels: Tensor) -> Bool[Tensor, " rows"]:
+        """Which recorded inputs are answered by these labels."""
+        outputs = self.subject.outputs_of(store)
+        self.readout.refuse_others(labels, outputs.shape[-1])
         if self.filter == "vocabulary" and isinstance(self.hypothesis, Hypothesis):
             said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
             return said
-        outputs = store.outputs
         return self.readout.correct(outputs.unsqueeze(0), labels.to(outputs.device))[0].cpu()
 
 
-def filters_of(tokenizer: Any) -> tuple[str, ...]:
-    """The filters that a network can have: only one that answers in words has a vocabulary."""
-    return tuple(name for name in FILTERS if tokenizer is not None or name != "vocabulary")
+def prompt_notes(hypothesis: Hypothesis, named: NamedTokens) -> tuple[str, ...]:
+    """What is decided about prompts and positions before any of them runs, in words."""
+    return *named.notes, *(["the tokenizer's chat template writes the prompts"] if hypothesis.has_chats else [])
 
 
-def chosen_filter(name: str | None, tokenizer: Any) -> str:
+def often_said(spoken: Counter[str]) -> str:
+    """What a network says most often, in words; nothing where it does not speak."""
+    often = ", ".join(f"{word!r} ({count} times)" for word, count in spoken.most_common(3))
+    return f"Most often its next token is {often}." if often else ""
+
+
+def filters_of(tokenizer: Any, readout: Readout | None = None) -> tuple[str, ...]:
+    """The filters that a network can have: only one that answers in words has a vocabulary, and says one word of it."""
+    spoken = tokenizer is not None and (readout is None or readout.one_answer)
+    return tuple(name for name in FILTERS if spoken or name != "vocabulary")
+
+
+def chosen_filter(name: str | None, tokenizer: Any, readout: Readout | None = None) -> str:
     """The filter that was asked for, or the strictest that the network can have."""
-    known = filters_of(tokenizer)
+    known = filters_of(tokenizer, readout)
     if name is None:
         return known[0]
+    if name == "vocabulary" and name not in known and tokenizer is not None and readout is not None:
+        raise PlotError(
+            f"filter='vocabulary' asks for one right next token, and '{readout.name}' has no such thing: choose "
+            f"'candidates' (right by the readout) or 'none'."
+        )
     if name == "vocabulary" and name not in known:
         raise PlotError(
-            "filter='vocabulary' asks for a language model's own next token: give `localize` the model itself (what "
+            "filter='vocabulary' asks for a language model's own next token: give the model itself (what "
             "`load_subject` makes without a hypothesis), or choose 'candidates' or 'none'."
         )
     if name not in known:
@@ -175,6 +199,11 @@ def pairs_per_bank(budget: int | Literal["auto"] | None, size: int | None, usual
     if size is not None and size != budget:
         raise PlotError(f"Give `budget` or `size`, not both: found {budget} and {size} pairs per bank.")
     return False, budget
+
+
+def usual_size(subject: Subject) -> int:
+    """Pairs per bank, unless told otherwise."""
+    return 200 if subject.language else 1000
 
 
 def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
@@ -203,19 +232,22 @@ def answer(
     question: Question, given: Given, size: int, waited: dict[str, float], begun: float, progress: bool
 ) -> Result:
     """The answer from banks of one size; what came before `begun` has been `waited` for already."""
-    generator = torch.Generator().manual_seed(question.seed)
     with shown(progress, question.method.steps + OTHER_STEPS):
-        if isinstance(given, Splits):
-            made = as_given(given, question.hold_out)
-        else:
+        if not isinstance(given, Splits):
             announce("answers of the network")
-            admission, hold_out = question.admission(question.run), question.hold_out
-            if isinstance(given, Pairs):
-                made = from_pairs(question.causal, given, admission, generator, hold_out)
-            else:
-                made = from_inputs(question.causal, given, admission, size, generator, hold_out)
+        made = make_banks(question, given, size, question.admission(question.run))
         waited["filtering"] = time.perf_counter() - begun
         return _judged(question, made, size, waited, begun)
+
+
+def make_banks(question: Question, given: Given, size: int, admission: Admission) -> Made:
+    """Banks of what a user brings: as they are, of the pairs that count, or drawn from the inputs that do."""
+    generator = torch.Generator().manual_seed(question.seed)
+    if isinstance(given, Splits):
+        return as_given(given, question.hold_out)
+    if isinstance(given, Pairs):
+        return from_pairs(question.causal, given, admission, generator, question.hold_out)
+    return from_inputs(question.causal, given, admission, size, generator, question.hold_out)
 
 
 def as_given(splits: Splits, hold_out: HoldOut | None) -> Made:

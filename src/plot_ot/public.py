@@ -19,6 +19,7 @@ from plot_ot.checking import Checkup, check
 from plot_ot.comparing import Comparison, compare, plan_comparison
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import CouplingWarning, PlotError, PlotWarning
+from plot_ot.estimating import plan_localization
 from plot_ot.handles import Edit, Handle, handle_from_edits
 from plot_ot.judging import Status, Verdict, full_patch, judge
 from plot_ot.methods import Method, MethodKind, layered, progressive
@@ -102,6 +103,7 @@ __all__ = [  # noqa: RUF022 (sorted by what a name is for)
     "check",
     "compare",
     "plan_comparison",
+    "plan_localization",
     "Result",
     "Evaluation",
     "Checkup",

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plot_ot.cli.fitting import fitted
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 
 
 class Terminal(Console):
@@ -84,6 +84,14 @@ HoldOut = Annotated[
     str | None,
     typer.Option(help="Inputs whose values (cities, names) must not stand in two splits; several with commas."),
 ]
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        "--filter",
+        help="Which inputs count: vocabulary (the model's own next token is right; its default), candidates (the "
+        "best of the answers is right) or none.",
+    ),
+]
 Controls = Annotated[
     str,
     typer.Option(help="standard: random handles and shuffled values; full: also a re-initialised network."),
@@ -105,8 +113,29 @@ def names_of(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
+def filter_of(name: str | None) -> Any:
+    """--filter: one of the filters' names."""
+    from plot_ot.abstract.admission import FILTERS
+
+    if name is not None and name not in FILTERS:
+        unknown("filter", name, FILTERS)
+    return name
+
+
 def memory_bytes(gigabytes: float) -> int:
     """--memory in bytes."""
     if not 1e-9 <= gigabytes < math.inf:
         raise PlotError(f"--memory is in GB, above zero; found {gigabytes:g}. The default is 4.")
     return int(gigabytes * 1e9)
+
+
+def layer_numbers(text: str) -> list[int]:
+    """10-12,20 -> 10, 11, 12, 20."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            low, _, high = part.strip().partition("-")
+            found += range(int(low), int(high or low) + 1)
+    except ValueError:
+        raise PlotError(f"--layers is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
+    return found

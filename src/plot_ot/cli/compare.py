@@ -10,8 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from plot_ot.cli.common import Debug, Threads, console, memory_bytes
-from plot_ot.cli.localize import Kinds, Numbers, layer_numbers
+from plot_ot.cli.common import (
+    Debug,
+    Filter,
+    HoldOut,
+    Threads,
+    console,
+    filter_of,
+    layer_numbers,
+    memory_bytes,
+    names_of,
+)
+from plot_ot.cli.localize import Kinds, Numbers
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError
 
@@ -40,6 +50,8 @@ def compare_tasks(
     layers: Numbers = None,
     kinds: Kinds = "block_output",
     size: Annotated[int | None, typer.Option(min=20, help="Pairs per bank.")] = None,
+    filter_: Filter = None,
+    hold_out: HoldOut = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
     device: Device = None,
     revision: Revision = None,
@@ -55,49 +67,59 @@ def compare_tasks(
     import torch
 
     from plot_ot.api import load_subject
-    from plot_ot.cli.estimates import print_comparison_plan
-    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, require_file
-    from plot_ot.comparing import compare, plan_comparison
-    from plot_ot.planner import machine_by_name
+    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, name_of, require_file
+    from plot_ot.comparing import compare
     from plot_ot.subjects import Subject
 
     for task in tasks:
         require_file(task)
     if len(tasks) < 2:
         raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
-    room, chosen = memory_bytes(memory), {"layers": layer_numbers(layers)} if layers else {}
+    places: dict[str, Any] = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": memory_bytes(memory)}
+    places |= {"layers": layer_numbers(layers)} if layers else {}
+    asked, held = filter_of(filter_), names_of(hold_out)
+    settings = {"method": method, "size": size, "hold_out": held, "seed": seed}
     torch.set_num_threads(threads)
+    if explain:
+        _explain(tasks, model, inputs, places, asked, settings, finalists, threads, as_json)
+        return
     with redirect_stdout(sys.stderr):  # what the tasks print is not what we print
         modules = [load_task(task) for task in tasks]
         hypotheses = [hypothesis_of(module, task) for module, task in zip(modules, tasks, strict=True)]
-        names = [_name(h, task) for h, task in zip(hypotheses, tasks, strict=True)]
-        if len(set(names)) < len(names):
-            names = [str(task) for task in tasks]
-        given = inputs or data_of(modules[0], tasks[0])
-        options: dict[str, Any] = {}
+        given = inputs or data_of(modules[0], tasks[0], "--inputs FILE")
         subject: Any = getattr(modules[0], "subject", None)
         if model is not None:
             where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
             subject = load_subject(model, adapter=adapter, **where)
-            options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **chosen}
         elif not isinstance(subject, Subject):
             raise PlotError(f"Which network? Give --model, or let {tasks[0]} define `subject`.")
-        rivals = dict(zip(names, hypotheses, strict=True))
-        settings = {"method": method, "size": size, "seed": seed, **options}
-        if explain:
-            plan = plan_comparison(subject, rivals, given, machine_by_name("this", cores=threads or 1), **settings)
-        else:
-            found = compare(subject, rivals, given, finalists=finalists, **settings)
-    if explain:
-        print_comparison_plan(plan, finalists, as_json)
-        return
+        rivals = dict(zip(name_of(hypotheses, tasks), hypotheses, strict=True))
+        chosen = {**settings, "filter": asked, **({} if model is None else places)}
+        found = compare(subject, rivals, given, finalists=finalists, **chosen)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
         console.print(str(found), soft_wrap=True)
 
 
-def _name(hypothesis: Any, task: Path) -> str:
-    """A hypothesis is called as it calls itself, or after its file."""
-    own = str(getattr(hypothesis, "name", "hypothesis"))
-    return task.stem if own == "hypothesis" else own
+def _explain(
+    tasks: list[Path],
+    model: str | None,
+    inputs: Path | None,
+    places: dict[str, Any],
+    asked: Any,
+    settings: dict[str, Any],
+    finalists: int | None,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Estimate what comparing would compute, without loading any weights."""
+    from plot_ot.cli.estimates import print_comparison_plan
+    from plot_ot.cli.planned_files import PlannedFiles
+    from plot_ot.localizing import chosen_filter
+    from plot_ot.planner import machine_by_name
+
+    chosen_filter(asked, tokenizer=model)  # a model by name has a vocabulary; no filter changes the cost
+    files = PlannedFiles.of(tasks, model, inputs, "float32", **places)
+    plan = files.comparison(machine_by_name("this", cores=threads), **settings)
+    print_comparison_plan(plan, finalists, as_json)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, cast
 
 from rich.table import Table
@@ -29,11 +30,6 @@ OPTIONS = ("sampler", "strengths", "size", "width", "bits", "split", "model", "a
 
 def task_by_name(name: str, given: Mapping[str, Any]) -> Task:
     """A task of the registry with the options that were given; options of other tasks are refused."""
-    if name not in TASKS and name.endswith(".py"):
-        raise PlotError(
-            f"{name} is a task file, and explain plans the studies of `plot-ot list`: {', '.join(TASKS)}. See whether "
-            f"the file is ready with `plot-ot check`; docs/planner.md says how to plan your own network from Python."
-        )
     if name not in TASKS:
         unknown("task", name, TASKS)
     own = options_of(TASKS[name])
@@ -47,6 +43,30 @@ def task_by_name(name: str, given: Mapping[str, Any]) -> Task:
     values = {option: value for option, value in given.items() if option not in SIZES}
     sizes = {bank: given[option] for option, banks in SIZES.items() if option in given for bank in banks}
     return TASKS[name](**values, **({"sizes": Sizes(**sizes)} if sizes else {}))
+
+
+OF_FILES = ("model", "adapter", "size", "memory")
+"""Options of a task that a task file takes as well."""
+
+
+def refuse_mixed(tasks: Sequence[str], given: Iterable[str], of_files: Sequence[str]) -> list[Path]:
+    """The task files among what is to be planned, all or none; options of the other kind are refused."""
+    files = [Path(task) for task in tasks if task.endswith(".py")]
+    if len(tasks) > 1 and len(files) < len(tasks):
+        raise PlotError(
+            f"explain plans one study, one task file as localize runs it, or several as compare does; found "
+            f"{', '.join(tasks)}."
+        )
+    if files:
+        for option in given:
+            if option not in OF_FILES:
+                raise PlotError(
+                    f"--{option} is an option of studies, not of task files, which take "
+                    f"{', '.join(f'--{o}' for o in (*OF_FILES, 'inputs', 'layers', 'kinds', 'hold-out'))}."
+                )
+    elif of_files:
+        raise PlotError(f"--{of_files[0]} is an option of task files, not of {tasks[0]}. Leave it out.")
+    return files
 
 
 def options_of(task: type[Task]) -> list[str]:

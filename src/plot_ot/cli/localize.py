@@ -11,12 +11,15 @@ from rich.text import Text
 from plot_ot.cli.common import (
     Controls,
     Debug,
+    Filter,
     HoldOut,
     Private,
     Quiet,
     Threads,
     console,
     errors,
+    filter_of,
+    layer_numbers,
     memory_bytes,
     names_of,
     printable,
@@ -54,14 +57,7 @@ def localize_task(
         str | None,
         typer.Option(help="auto: banks grow, up to --size, until every variable has its answer. A number is --size."),
     ] = None,
-    filter_: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            help="Which inputs count: vocabulary (the model's own next token is right; its default), candidates (the "
-            "best of the answers is right) or none.",
-        ),
-    ] = None,
+    filter_: Filter = None,
     hold_out: HoldOut = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
     out: Annotated[Path, typer.Option(help="Run directory: handles, results and report.html.")] = Path("runs/localize"),
@@ -89,7 +85,7 @@ def localize_task(
         unknown("method", method, METHODS)
     growing = _budget(budget)
     of_blocks, room = {"layers": layer_numbers(layers)} if layers else {}, memory_bytes(memory)
-    chosen = _filter(filter_)
+    chosen = filter_of(filter_)
     torch.set_num_threads(threads)
     module = load_task(task)
     hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
@@ -139,24 +135,3 @@ def _budget(text: str | None) -> int | Literal["auto"] | None:
     if not text.isdecimal() or int(text) < LEAST:
         raise PlotError(f"--budget is 'auto', or at least {LEAST} pairs per bank; found {text!r}.")
     return int(text)
-
-
-def _filter(name: str | None) -> Any:
-    """--filter: one of the filters' names."""
-    from plot_ot.abstract.admission import FILTERS
-
-    if name is not None and name not in FILTERS:
-        unknown("filter", name, FILTERS)
-    return name
-
-
-def layer_numbers(text: str) -> list[int]:
-    """10-12,20 -> 10, 11, 12, 20."""
-    found: list[int] = []
-    try:
-        for part in text.split(","):
-            low, _, high = part.strip().partition("-")
-            found += range(int(low), int(high or low) + 1)
-    except ValueError:
-        raise PlotError(f"--layers is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
-    return found

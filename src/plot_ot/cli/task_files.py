@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,7 +66,14 @@ def hypothesis_of(module: ModuleType, path: Path) -> Hypothesis | CausalModel:
     return found
 
 
-def data_of(module: ModuleType, path: Path) -> Any:
+def name_of(hypotheses: Sequence[Hypothesis | CausalModel], paths: Sequence[Path]) -> list[str]:
+    """What the hypotheses of several files are called: as they call themselves, or after their files."""
+    own = [str(getattr(h, "name", "hypothesis")) for h in hypotheses]
+    names = [path.stem if name == "hypothesis" else name for name, path in zip(own, paths, strict=True)]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def data_of(module: ModuleType, path: Path, option: str = "--pairs FILE") -> Any:
     """What the file calls `pairs` or `inputs`, made if it is a function."""
     for name in ("pairs", "inputs"):
         found = getattr(module, name, None)
@@ -76,7 +84,7 @@ def data_of(module: ModuleType, path: Path) -> Any:
                 raise PlotError(f"{path}{_line(path, e)}: `{name}` failed: {_reason(e)}") from e
         if found is not None:
             return found
-    raise PlotError(f"{path} defines neither `pairs` nor `inputs`. Add one, or give --pairs FILE.")
+    raise PlotError(f"{path} defines neither `pairs` nor `inputs`. Add one, or give {option}.")
 
 
 def load_tokenizer(name: str) -> Any:

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from plot_ot.abstract.banks import Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.splitting import SPLITS, balanced_bank
-from plot_ot.comparing.entry import bound, method_of, pairs_of, signatures_of
+from plot_ot.comparing.drawing import draw_banks
+from plot_ot.comparing.entry import about, asked, pairs_of
 from plot_ot.comparing.quick import QUICK
-from plot_ot.comparing.rivals import gather
+from plot_ot.errors import PlotError
 from plot_ot.methods import Method
 from plot_ot.models.named import LanguageModel
-from plot_ot.planner import Machine, Plan, Scene, predict
+from plot_ot.planner import Machine, Plan, Scene, answers_in, predict
+from plot_ot.signatures import Readout
 from plot_ot.subjects import Subject
 
 
@@ -36,7 +36,10 @@ def plan_comparison(
     machine: Machine,
     *,
     method: str | Method = "plot",
+    readout: str | Readout | None = None,
     size: int | None = None,
+    filter: str | None = None,
+    hold_out: str | Sequence[str] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> ComparisonPlan:
@@ -45,19 +48,15 @@ def plan_comparison(
     The arguments are those of `compare`, and the machine to plan for (`plot_ot.planner.machine_by_name`). A small
     network is recorded, to see which pairs share a response; a language model is not run.
     """
-    field, quick, whole = gather(hypotheses, inputs), dict[str, Plan](), dict[str, Plan]()
-    subject = bound(subject, field, options)
+    field, question = asked(subject, hypotheses, inputs, method, readout, filter, hold_out, seed, options)
+    every = {r.name: torch.ones(len(field.rows), dtype=torch.bool) for r in field.rivals}
+    drawn = draw_banks(field, every, pairs_of(question.subject, size), seed, question.hold_out)
+    quick, whole = dict[str, Plan](), dict[str, Plan]()
     for rival in field.rivals:
-        generator = torch.Generator().manual_seed(seed)
-        rows = field.rows[torch.randperm(len(field.rows), generator=generator)]
-        parts = rows.tensor_split([len(rows) // 2, 3 * len(rows) // 4])
-        banks = [
-            balanced_bank(rival.causal, part, name, pairs_of(subject, size), generator)
-            for part, name in zip(parts, SPLITS, strict=True)
-        ]
-        splits = Splits.checked(banks[0], banks[1], banks[2].by_variable(), strict=True)
-        scene = Scene.of_subject(subject, splits, int(banks[0].base_answer.max()) + 1)
-        searched = method_of(method, subject, len(splits.fit.variables), signatures_of(subject))
+        banks = drawn.banks[rival.name]
+        if isinstance(banks, str):
+            raise PlotError(f"{rival.name} cannot be planned: {banks}")
+        scene = Scene.of_subject(question.subject, banks.splits, answers_in(banks.splits))
         quick[rival.name] = predict(QUICK, scene, machine)
-        whole[rival.name] = replace(predict(searched, scene, machine), method=rival.name)
+        whole[rival.name] = replace(predict(about(question, rival).method, scene, machine), method=rival.name)
     return ComparisonPlan(quick, whole)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from plot_ot.abstract.admission import LEAST_ROWS
-from plot_ot.abstract.banks import Bank, Splits
+from plot_ot.abstract.admission import FILTERS, LEAST_ROWS
+from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.splitting import SPLITS, balanced_bank
 from plot_ot.api import bind
+from plot_ot.comparing.drawing import Counts, Drawn, draw_banks
 from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region
 from plot_ot.comparing.rivals import Field, Rival, gather
@@ -35,10 +38,12 @@ from plot_ot.judging.intervals import Interval
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
-from plot_ot.methods import Method, progressive, random_like, random_progressive
+from plot_ot.localizing import Question, chosen_filter, filters_of, often_said, prompt_notes
+from plot_ot.methods import Method
 from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.stages.problem import Problem
+from plot_ot.studies.running import check_seed
 from plot_ot.studies.showing import shown
 from plot_ot.subjects import BankRecording, Recording, Subject, record, record_pairs
 from plot_ot.subjects.threads import enough_threads
@@ -60,6 +65,8 @@ def compare(
     method: str | Method = "plot",
     readout: str | Readout | None = None,
     size: int | None = None,
+    filter: Literal["vocabulary", "candidates", "none"] | None = None,
+    hold_out: str | Sequence[str] | None = None,
     seed: int = 0,
     finalists: int | None = FINALISTS,
     progress: bool = True,
@@ -73,48 +80,87 @@ def compare(
     far behind get the whole `method` and all controls of a verdict. Then every hypothesis predicts what swaps of one or
     several of its variables do, on the same held-out pairs, and its handles are to make that come true. A hypothesis
     holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Banks have
-    `size` pairs. For a `LanguageModel`, `options` choose the places: layers, kinds, memory. Terminals and notebooks
-    show the step it is at, unless `progress` is False; `plot_ot.plan_comparison` estimates the cost.
+    `size` pairs.
+
+    `filter` and `hold_out` are those of `localize`: an input counts for a hypothesis where the network answers it so,
+    as its own next token (`vocabulary`, the default of a language model) or among the `candidates`, or always (`none`);
+    values of the inputs that `hold_out` names stand in one split only. For a `LanguageModel`, `options` choose the
+    places: layers, kinds, memory. Terminals and notebooks show the step it is at, unless `progress` is False;
+    `plot_ot.plan_comparison` estimates the cost.
     """
     begun = time.perf_counter()
     if finalists is not None and finalists < 1:
         raise PlotError(f"`finalists` must be at least 1, or None for all; found {finalists}.")
-    if not isinstance(method, Method) and method not in METHODS:
-        raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
-    field = gather(hypotheses, inputs)
-    subject = bound(subject, field, options)
-    look, spec = as_readout(readout or ("logits" if subject.language else "softmax")), signatures_of(subject)
-    searched = method_of(method, subject, max(len(r.causal.variables) for r in field.rivals), spec)
+    field, question = asked(subject, hypotheses, inputs, method, readout, filter, hold_out, seed, options)
+    searched = max((about(question, r).method for r in field.rivals), key=lambda m: m.steps)
     most = len(field.rivals) if finalists is None else min(finalists, len(field.rivals))
     steps = 1 + len(field.rivals) * (1 + QUICK.steps) + most * (searched.steps + JUDGED)
-    with warnings.catch_warnings(), shown(progress, steps), enough_threads(subject):
+    with warnings.catch_warnings(), shown(progress, steps), enough_threads(question.subject):
         warnings.simplefilter("ignore", CouplingWarning)  # of hypotheses that are not there
         announce(f"recording {len(field.rows)} inputs")
-        contest = Contest.of(subject, field.accepting(look.accepts), look, pairs_of(subject, size), seed)
-        return contest.run(method, spec, finalists, begun)
+        return Contest.of(question, field, pairs_of(question.subject, size)).run(finalists, begun)
 
 
-def bound(subject: Subject | LanguageModel, field: Field, options: Mapping[str, Any]) -> Subject:
-    """The network as a subject; a language model is looked at through the prompts of the hypotheses."""
+def asked(
+    subject: Subject | LanguageModel,
+    hypotheses: Sequence[CausalModel | Hypothesis] | Mapping[str, CausalModel | Hypothesis],
+    inputs: Any,
+    method: str | Method,
+    readout: str | Readout | None,
+    filter: str | None,
+    hold_out: str | Sequence[str] | None,
+    seed: int,
+    options: Mapping[str, Any],
+) -> tuple[Field, Question]:
+    """The rivals, and the question about the first of them: where in the network are its variables?"""
+    if not isinstance(method, Method) and method not in METHODS:
+        raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
+    tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
+    field = gather(hypotheses, inputs)
+    first = field.rivals[0].hypothesis
+    held = HoldOut.by(first, hold_out)
+    bound, notes = _bound(subject, first, options)
+    look = as_readout(readout or ("logits" if bound.language else "softmax"))
+    spec = SignatureSpec(normalise="unit", centre=True) if bound.language else SignatureSpec()
+    question = Question(
+        bound,
+        first,
+        method,
+        look,
+        spec,
+        type(bound).__name__,
+        check_seed(seed),
+        tokenizer=tokenizer,
+        filter=chosen_filter(filter, tokenizer, look),
+        hold_out=held,
+        notes=notes,
+    )
+    return field.accepting(look.accepts), question
+
+
+def _bound(
+    subject: Subject | LanguageModel, first: CausalModel | Hypothesis, options: Mapping[str, Any]
+) -> tuple[Subject, tuple[str, ...]]:
+    """The network as a subject, and what was decided about prompts; a language model is looked at through these."""
     if isinstance(subject, Subject):
         if options:
             name = next(iter(options))
             raise PlotError(f"Unknown option '{name}': layers, kinds and memory are for language models.")
-        return subject
-    first = field.rivals[0].hypothesis
+        return subject, ()
     if not isinstance(first, Hypothesis):
         raise PlotError("A language model needs hypotheses with a template and answers, not bare CausalModels.")
-    return bind(subject, first, **options)
+    named = first.named_tokens(subject.tokenizer)
+    return bind(subject, first, named, **options), prompt_notes(first, named)
+
+
+def about(question: Question, rival: Rival) -> Question:
+    """The same question about another rival's variables."""
+    return replace(question, hypothesis=rival.causal)
 
 
 def pairs_of(subject: Subject, size: int | None) -> int:
     """Pairs per bank."""
     return size or (200 if subject.language else 400)
-
-
-def signatures_of(subject: Subject) -> SignatureSpec:
-    """How effects are compared, by default."""
-    return SignatureSpec(normalise="unit", centre=True) if subject.language else SignatureSpec()
 
 
 @dataclass(frozen=True)
@@ -131,36 +177,47 @@ class Entrant:
 class Contest:
     """Rivals on one recording, with the inputs split once for all."""
 
-    subject: Subject
+    question: Question
     field: Field
-    readout: Readout
     size: int
-    seed: int
     recording: Recording
     """Row k of the field's inputs is base and source of pair k."""
-    part: Int[Tensor, " rows"]
-    """0: fit, 1: calibration, 2: test."""
     agrees: Mapping[str, Bool[Tensor, " rows"]]
     """By rival: which inputs it answers as the network does."""
+    counts: Counts
+    """By rival: which inputs count, by the filter."""
+    drawn: Drawn
 
     @classmethod
-    def of(cls, subject: Subject, field: Field, readout: Readout, size: int, seed: int) -> Contest:
-        """Record all inputs, once."""
+    def of(cls, question: Question, field: Field, size: int) -> Contest:
+        """Record all inputs, once, and draw every rival's banks."""
         rows = field.rows
         if len(rows) < LEAST_ROWS:
             raise PlotError(f"There are {len(rows)} distinct inputs; at least {LEAST_ROWS} are needed to compare on.")
-        [recording] = record_pairs(subject, (rows, rows))
-        outputs = recording.base_outputs.unsqueeze(0)
-        agrees = {
-            r.name: readout.correct(outputs, r.causal.answer(rows).to(outputs.device))[0].cpu() for r in field.rivals
-        }
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(rows), generator=generator)
-        part = torch.empty_like(order)
-        part[order] = torch.bucketize(torch.arange(len(rows)) / len(rows), torch.tensor([0.5, 0.75]), right=True)
-        return cls(subject, field, readout, size, seed, recording, part, agrees)
+        [recording] = record_pairs(question.subject, (rows, rows))
+        store, order = recording.store, recording.base_rows.cpu()
+        agrees = {r.name: question.answered(store, r.causal.answer(store.inputs))[order] for r in field.rivals}
+        unasked = question.filter == "none"
+        counts = {name: torch.ones_like(right) if unasked else right for name, right in agrees.items()}
+        drawn = draw_banks(field, counts, size, question.seed, question.hold_out)
+        return cls(question, field, size, recording, agrees, counts, drawn)
 
-    def run(self, method: str | Method, spec: SignatureSpec, finalists: int | None, begun: float) -> Comparison:
+    @property
+    def subject(self) -> Subject:
+        """The network."""
+        return self.question.subject
+
+    @property
+    def readout(self) -> Readout:
+        """How its outputs are looked at."""
+        return self.question.readout
+
+    @property
+    def seed(self) -> int:
+        """The seed of all that is drawn."""
+        return self.question.seed
+
+    def run(self, finalists: int | None, begun: float) -> Comparison:
         """Search, judge, predict, rank."""
         entrants, standings = [], []
         for rival in self.field.rivals:
@@ -181,7 +238,7 @@ class Contest:
             name = entrant.rival.name
             if name in chosen:
                 announce(f"the whole search for {name}")
-                handles, verdicts = self._searched(entrant, method, spec)
+                handles, verdicts = self._searched(entrant)
             else:
                 handles = dict(quick[name].handles)
                 verdicts = {v: quick_verdict(h, entrant.tests, self.readout) for v, h in handles.items()}
@@ -205,31 +262,45 @@ class Contest:
         region = next((self._region(e, first.handles) for e in entrants if e.rival.name == first.name), None)
         left = [s.name for s in standings if s.searched == "quick"]
         notes = [f"not searched for by the whole method, after a quick look: {', '.join(left)}"] if left else []
-        seconds = time.perf_counter() - begun
+        held = self.question.hold_out
         return Comparison(
-            tuple(standings), differences, tuple(tied), tuple(tells), region, len(self.field.rows), seconds, notes
+            tuple(standings),
+            differences,
+            tuple(tied),
+            tuple(tells),
+            region,
+            len(self.field.rows),
+            time.perf_counter() - begun,
+            [*self._notes(), *notes],
+            self.question.filter,
+            held.names if held else (),
         )
+
+    def _notes(self) -> list[str]:
+        """What was decided about the inputs, in words."""
+        asked, q = FILTERS[self.question.filter], self.question
+        notes = [*q.notes, f"which inputs count for a hypothesis (filter '{q.filter}'): {asked}"]
+        if not any(int(counted.sum()) >= LEAST_ROWS for counted in self.counts.values()) and q.tokenizer is not None:
+            spoken = Counter(q.tokenizer.decode([t]) for t in self.recording.store.top_token.tolist())  # type: ignore[attr-defined]
+            others = [f"filter='{n}' ({FILTERS[n]})" for n in filters_of(q.tokenizer, q.readout) if n != q.filter]
+            notes.append(f"{often_said(spoken)} To ask less: {' or '.join(others)}")
+        return [*notes, *([self.drawn.note] if self.drawn.note else [])]
 
     # -- a rival's banks ---------------------------------------------------------------------------------
 
     def _entrant(self, rival: Rival) -> Entrant | str:
         """The rival with its banks, or why it cannot be searched for."""
-        right = self.agrees[rival.name]
-        if int(right.sum()) < LEAST_ROWS:
-            return f"it answers only {int(right.sum())} of {len(right)} inputs as the network does"
-        generator = torch.Generator().manual_seed(self.seed)
-        try:
-            banks = [
-                balanced_bank(rival.causal, self.field.rows[right & (self.part == k)], name, self.size, generator)
-                for k, name in enumerate(SPLITS)
-            ]
-            splits = Splits.checked(banks[0], banks[1], banks[2].by_variable(), strict=True)
-        except PlotError as e:
-            return f"no pairs can be drawn for it: {e}"
-        fit, calibration, test = map(self._recorded, banks)
-        tests = {key: self._recorded(bank) for key, bank in splits.test.items()}
+        banks = self.drawn.banks[rival.name]
+        if isinstance(banks, str):
+            return banks
+        fit, calibration, test = map(self._recorded, (banks.splits.fit, banks.splits.calibration, banks.test))
+        tests = {key: self._recorded(bank) for key, bank in banks.splits.test.items()}
         problem = Problem(self.subject, fit, calibration, rival.causal.variables, self.readout, self.seed)
         return Entrant(rival, problem, tests, test)
+
+    def _rows(self, rival: Rival, part: int) -> Int[Tensor, "some inputs"]:
+        """The inputs of a part that count for a rival."""
+        return self.field.rows[self.counts[rival.name] & (self.drawn.part == part)]
 
     @cached_property
     def _place_of(self) -> dict[tuple[int, ...], int]:
@@ -249,20 +320,13 @@ class Contest:
 
     # -- the search --------------------------------------------------------------------------------------
 
-    def _searched(
-        self, entrant: Entrant, method: str | Method, spec: SignatureSpec
-    ) -> tuple[dict[str, Handle], dict[str, Verdict]]:
+    def _searched(self, entrant: Entrant) -> tuple[dict[str, Handle], dict[str, Verdict]]:
         """The handles and verdicts of the whole method, as `localize` finds them."""
-        places = self.subject.places
-        chosen = method_of(method, self.subject, len(entrant.problem.variables), spec)
-
-        def at_random(draw: int) -> Method:
-            return random_like(method, draw, places) if isinstance(method, Method) else random_progressive(draw, places)
-
-        state, _ = chosen.run(entrant.problem)
+        question = about(self.question, entrant.rival)
+        state, _ = question.method.run(entrant.problem)
         announce(f"controls for {entrant.rival.name}")
         judge = Judge(entrant.problem, entrant.tests, lambda subject, banks: record(subject, *banks))
-        found = judge.verdicts(chosen, state, at_random)
+        found = judge.verdicts(question.method, state, question.at_random)
         return dict(state.handles), {v.variable: v for v in found}
 
     # -- predictions -------------------------------------------------------------------------------------
@@ -294,8 +358,7 @@ class Contest:
 
     def _faithful(self, entrant: Entrant, handles: Mapping[str, Handle]) -> Interval | None:
         """How often all that is not mentioned can be swapped without harm, over all variables."""
-        causal, right = entrant.rival.causal, self.agrees[entrant.rival.name]
-        rows = self.field.rows[right & (self.part == 2)]
+        causal, rows = entrant.rival.causal, self._rows(entrant.rival, 2)
         kept, bases = [], []
         for v, handle in handles.items():
             generator = torch.Generator().manual_seed(self.seed)
@@ -334,8 +397,7 @@ class Contest:
     def _failures(self, entrant: Entrant, handles: Mapping[str, Handle], part: int) -> tuple[Tensor, np.ndarray]:
         """Base inputs of predictions that something changes, among fresh pairs of a part, and which were wrong."""
         rival, generator = entrant.rival, torch.Generator().manual_seed(self.seed + 1)
-        rows = self.field.rows[self.agrees[rival.name] & (self.part == part)]
-        bank = balanced_bank(rival.causal, rows, SPLITS[part], 3 * self.size, generator)
+        bank = balanced_bank(rival.causal, self._rows(rival, part), SPLITS[part], 3 * self.size, generator)
         pairs = self._pairs(bank.base, bank.source)
         scored = self._predictions(rival, handles, pairs, bank.base, bank.source)
         base = bank.base.unsqueeze(0).expand(len(scored.sets), -1, -1)[scored.moved]
@@ -376,10 +438,3 @@ def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> 
     if explained is None or explained.low < g.WORKS:
         return Stand.UNDECIDED, "whether its joint swaps come true is open"
     return Stand.HOLDS, ""
-
-
-def method_of(method: str | Method, subject: Subject, variables: int, spec: SignatureSpec) -> Method:
-    """The whole search."""
-    if isinstance(method, Method):
-        return method
-    return progressive(subject.places, variables, spec, das=method == "plot-das")

@@ -13,7 +13,7 @@ from torch import Tensor
 from plot_ot.abstract.banks import distinct_rows
 from plot_ot.abstract.causal_model import Accepts, CausalModel, Values
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.abstract.pairs import read_inputs
+from plot_ot.abstract.pairs import PairTable, read_pairs
 from plot_ot.errors import PlotError
 
 
@@ -91,7 +91,7 @@ def gather(
     if isinstance(inputs, tuple | Mapping) and not isinstance(first, Hypothesis):
         raise PlotError("compare takes inputs alone and draws the pairs itself; found pairs.")
     if isinstance(first, Hypothesis):
-        rows = inputs if isinstance(inputs, Tensor) else first.rows(read_inputs(inputs))
+        rows = inputs if isinstance(inputs, Tensor) else first.rows(_inputs_alone(inputs))
         rivals = tuple(Rival(n, h, _recoded(first_name, first, n, h, rows)) for n, h in named.items())  # type: ignore[arg-type]
     else:
         rows = inputs
@@ -108,6 +108,15 @@ def gather(
         if not rival.causal.variables:
             raise PlotError(f"Hypothesis '{rival.name}' has no variable between its inputs and its answer.")
     return Field(rivals, distinct_rows(rows))
+
+
+def _inputs_alone(inputs: Any) -> list[Any]:
+    table = inputs if isinstance(inputs, PairTable) else read_pairs(inputs)
+    if table.source:
+        raise PlotError(
+            f"compare takes inputs alone and draws the pairs itself; {table.where[0]} is a pair of base and source."
+        )
+    return list(table.base)
 
 
 def _named(hypotheses: Any) -> dict[str, CausalModel | Hypothesis]:
@@ -143,6 +152,11 @@ def _recoded(first_name: str, first: Hypothesis, name: str, h: Hypothesis, rows:
     own = h.rows(dicts)
     if first.has_prompts != h.has_prompts or (h.has_prompts and first.render(rows) != h.render(own)):
         raise PlotError(f"'{first_name}' and '{name}' make different prompts of the same inputs: use one template.")
+    if lacking := [p for p in h.positions if p not in first.positions]:
+        raise PlotError(
+            f"'{name}' names the position '{lacking[0]}', '{first_name}' does not, and what the first names is looked "
+            f"at: give all of them the same `positions={{...}}`."
+        )
     for each, at in ((first, rows), (h, own)):
         each.causal.answer(at)  # collects the answers, where they are not given
     if first.answers != h.answers:

@@ -81,6 +81,10 @@ class Comparison:
     inputs: int
     seconds: float
     notes: Sequence[str] = ()
+    filter: str = "candidates"
+    """Which inputs count for a hypothesis (`plot_ot.abstract.admission.FILTERS`)."""
+    hold_out: tuple[str, ...] = ()
+    """Inputs whose values stand in one split only."""
 
     @property
     def winner(self) -> str | None:
@@ -162,6 +166,8 @@ class Comparison:
             "telling": [asdict(t) for t in self.telling],
             "region": None if self.region is None else {**asdict(self.region), "rule": str(self.region.rule)},
             "inputs": self.inputs,
+            "filter": self.filter,
+            "hold_out": list(self.hold_out),
             "seconds": self.seconds,
             "notes": list(self.notes),
             "sentences": self.sentences,

@@ -10,7 +10,8 @@ from plot_ot.methods import Method
 from plot_ot.planner.costs import Cost, Memory, Spread, cost, memory, recording_cost, total
 from plot_ot.planner.counting import by_part, count
 from plot_ot.planner.machine import MACHINES, Machine, machine_by_name, measure
-from plot_ot.planner.scene import Inputs, Scene, Unloaded, approximate_tokens, unrecorded
+from plot_ot.planner.prompted import Prompted
+from plot_ot.planner.scene import Inputs, Scene, Unloaded, answers_in, approximate_tokens, unrecorded
 from plot_ot.planner.shape import PRESETS, shape_by_name, shape_of_config
 from plot_ot.stages.forecast import CASES, Forecast, Passes
 from plot_ot.subjects import Place
@@ -124,10 +125,12 @@ __all__ = [
     "Memory",
     "Passes",
     "Plan",
+    "Prompted",
     "Scene",
     "Shape",
     "Spread",
     "Unloaded",
+    "answers_in",
     "approximate_tokens",
     "count",
     "machine_by_name",

@@ -171,6 +171,15 @@ class Scene:
         ]
 
 
+def answers_in(splits: Splits) -> int:
+    """How many outputs a network has that is asked for the answers of some banks: candidates, bits or numbers."""
+    banks = [splits.fit, splits.calibration, *splits.test.values()]
+    answers = torch.cat([b.base_answer for b in banks])
+    if answers.dim() > 1:
+        return answers.shape[1]
+    return 1 if answers.is_floating_point() else int(answers.max()) + 1
+
+
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Tokens:
     """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks.
 

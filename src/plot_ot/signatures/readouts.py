@@ -28,7 +28,8 @@ class Readout:
     `right` says whether outputs give labels, [variants, pairs] booleans; by default whether `decide` gives them
     exactly. `accepts` says, for two labels, whether what is right for the second may also be right for the first; by
     default whether they are equal. Pairs on which it holds cannot tell the two apart. `logits` says that
-    outputs times a factor give the same answers, more surely.
+    outputs times a factor give the same answers, more surely. `numbers` says that labels are real numbers themselves,
+    and not the numbers of answers.
     """
 
     name: str
@@ -40,6 +41,30 @@ class Readout:
     right: Callable[[Tensor, Tensor], Tensor] | None = None
     accepts: Callable[[Tensor, Tensor], Tensor] | None = None
     logits: bool = True
+    numbers: bool = False
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether exactly one of the network's answers is right."""
+        return self.abstract is _one_hot
+
+    def refuse_others(self, labels: Tensor, width: int) -> None:
+        """Refuse labels that cannot be compared with a network of so many outputs, and say which readout could."""
+        if not self.one_answer:
+            self.abstract(labels, width)  # which refuses what it cannot look at
+            return
+        if labels.ndim > 1 or not bool((labels == labels.long()).all()):
+            found = f"{tuple(labels.shape[1:])} numbers each" if labels.ndim > 1 else f"{labels.flatten()[:3].tolist()}"
+            raise PlotError(
+                f"The causal model answers in real numbers or several ({found}), and '{self.name}' wants one of the "
+                f"network's answers, by its number. Give readout=plot_ot.real_values(tolerance), 'sigmoid' for bits, "
+                f"or another one of docs/outputs.md."
+            )
+        if width == 1:
+            raise PlotError(
+                f"The network has one output, and '{self.name}' chooses among several. Give readout='sigmoid' if it is "
+                f"the logit of yes, or plot_ot.real_values(tolerance) if it is a number."
+            )
 
     def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
         """Whether each response gives its pair's label: [variants, pairs] booleans."""
@@ -89,13 +114,24 @@ READOUTS: dict[str, Readout] = {
     "sigmoid": Readout("sigmoid", torch.sigmoid, _bits, lambda y: y >= 0, _bit_entropy),
 }
 
+MADE = {
+    "real_values": "tolerance",
+    "nearest_value": "values",
+    "logit_difference": "tolerance",
+    "distributions": "tolerance",
+    "answer_sets": "sets, classes=...",
+}
+"""Readouts that functions make, and what these ask for."""
+
 
 def as_readout(name: str | Readout) -> Readout:
     """A readout by name (`softmax`, `logits`, `sigmoid`), or one of your own."""
     if isinstance(name, Readout):
         return name
+    if name in MADE:
+        raise PlotError(f"'{name}' is made with settings of its own: give readout=plot_ot.{name}({MADE[name]}).")
     if name not in READOUTS:
-        unknown("readout", name, READOUTS)
+        unknown("readout", name, [*READOUTS, *MADE])
     return READOUTS[name]
 
 
@@ -115,7 +151,7 @@ def logit_difference(tolerance: float, first: int | None = None, second: int | N
     """The logit of one answer minus that of another is a real number, which the label gives; see `real_values`.
 
     `first` and `second` are the two output columns. Without them every label has three entries: the columns of its own
-    two answers, and the difference.
+    two answers, and the difference. Labels about different columns are different answers.
     """
     _require_positive("tolerance", tolerance)
     if (first is None) != (second is None) or (first is not None and first == second):
@@ -151,8 +187,9 @@ def logit_difference(tolerance: float, first: int | None = None, second: int | N
         lambda y, labels: 0.5 * off(y, labels).square(),
         linear=True,
         right=lambda y, labels: off(y, labels).abs() <= 1,
-        accepts=_within(2 * tolerance),
+        accepts=_within(2 * tolerance) if fixed else _same_difference(2 * tolerance),
         logits=False,
+        numbers=True,
     )
 
 
@@ -172,7 +209,7 @@ def nearest_value(values: Sequence[float]) -> Readout:
         return outputs
 
     def abstract(labels: Tensor, width: int) -> Tensor:
-        _one_hot(labels, len(known))  # refuses what is no index
+        _require_indices(labels, len(known), "values")
         return known[labels.long()].unsqueeze(1)
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -210,7 +247,7 @@ def distributions(tolerance: float) -> Readout:
 
     name = f"distribution ± {tolerance:g}"
     accepts = _within(2 * tolerance)
-    return Readout(name, _softmax, abstract, _softmax, loss, right=right, accepts=accepts, logits=False)
+    return Readout(name, _softmax, abstract, _softmax, loss, right=right, accepts=accepts, logits=False, numbers=True)
 
 
 def _softmax(outputs: Tensor) -> Tensor:
@@ -243,7 +280,7 @@ def answer_sets(sets: Sequence[Sequence[int]], *, classes: int, mass: float = 0.
         return outputs.softmax(dim=-1) @ members.to(outputs).T
 
     def abstract(labels: Tensor, width: int) -> Tensor:
-        _one_hot(labels, len(sets))  # refuses what is no index
+        _require_indices(labels, len(sets), "sets")
         even = members / members.sum(dim=1, keepdim=True)
         return (even @ members.T)[labels.long()]
 
@@ -270,6 +307,16 @@ def answer_sets(sets: Sequence[Sequence[int]], *, classes: int, mass: float = 0.
         accepts=accepts,
         logits=False,
     )
+
+
+def _require_indices(labels: Tensor, count: int, what: str) -> None:
+    wrong = (labels != labels.long()) | (labels < 0) | (labels >= count)
+    if bool(wrong.any()):
+        raise PlotError(
+            f"Labels are numbers of the `{what}`, 0 to {count - 1}; the causal model answers "
+            f"{labels[wrong][:3].tolist()}. Let it answer by the number, or write it as a Hypothesis with these as its "
+            f"`answers`, in their order."
+        )
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -299,6 +346,7 @@ def _measured(
         right=right,
         accepts=_within(2 * tolerance),
         logits=False,
+        numbers=True,
     )
 
 
@@ -308,6 +356,18 @@ def _within(distance: float) -> Callable[[Tensor, Tensor], Tensor]:
     def close(labels: Tensor, others: Tensor) -> Tensor:
         near = (labels.double() - others.double()).abs() <= distance
         return near if near.ndim == 1 else near.flatten(1).all(dim=1)
+
+    return close
+
+
+def _same_difference(distance: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whether two labels name the same two answers, in either order, with differences that are so close."""
+
+    def close(labels: Tensor, others: Tensor) -> Tensor:
+        labels, others = labels.double(), others.double()
+        same = (labels[:, :2] == others[:, :2]).all(dim=1) & ((labels[:, 2] - others[:, 2]).abs() <= distance)
+        turned = (labels[:, :2] == others[:, [1, 0]]).all(dim=1) & ((labels[:, 2] + others[:, 2]).abs() <= distance)
+        return same | turned
 
     return close
 

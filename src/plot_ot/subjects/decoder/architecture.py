@@ -108,6 +108,11 @@ class Decoder:
 
     # -- looking and editing ------------------------------------------------------------------------------
 
+    @property
+    def depth(self) -> int:
+        """The number of blocks."""
+        return len(self.blocks)
+
     def shows(self, layer: int, kind: str) -> int:
         """The width of what a block shows of this kind; refuses what it does not have."""
         parts = self.anatomy[layer]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.decoder.architecture import KINDS, Decoder
+from plot_ot.subjects.decoder.architecture import KINDS
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import Rewrite
 
@@ -76,8 +77,20 @@ class Spot:
         return row.unsqueeze(1), token.unsqueeze(1) + torch.arange(self.tokens, device=back.device)
 
 
+class Laid(Protocol):
+    """What the layout asks of a decoder, loaded or not."""
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    def shows(self, layer: int, kind: str) -> int:
+        """The width of what a block shows of this kind."""
+        ...
+
+
 def spots(
-    decoder: Decoder,
+    decoder: Laid,
     kinds: Sequence[str],
     layers: Sequence[int] | None,
     positions: Sequence[str],
@@ -95,7 +108,7 @@ def spots(
             f"`tokens` is the number of tokens of every prompt and makes places '@{ALL}'; found {found_name}."
         )
     named = (*positions, *([] if tokens is None else [ALL]), LAST)
-    depth = len(decoder.blocks)
+    depth = decoder.depth
     wanted = range(depth) if layers is None else sorted({k + depth if k < 0 else k for k in layers})
     if not wanted or not all(0 <= k < depth for k in wanted):
         raise PlotError(f"Layers must lie in 0..{depth - 1}, the model's blocks; found {list(layers or [])}.")
