@@ -93,6 +93,15 @@ def test_answers_that_should_stay_do_at_ninety_percent(low, high, answer):
     assert (gate.name, gate.bound, gate.answer) == ("stays where nothing shows", 0.9, answer)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "answer"), [(0.01, 1.0, HOLDS), (-0.2, 0.2, OPEN), (-1.0, 0.0, FAILS), (-1.0, 0.01, OPEN)]
+)
+def test_the_answer_of_a_part_alone_must_not_be_the_commoner_one(low, high, answer):
+    gate = g.does_more_than("x", Interval((low + high) / 2, low, high, 40))
+    assert (gate.name, gate.bound, gate.answer) == ("does more than swap x", 0.0, answer)
+    assert ("it carries x" in gate.sentence) == (answer is FAILS)
+
+
 def test_a_handle_that_works_on_few_base_inputs_is_open():
     assert g.works(share(0.9, 1.0), 20).holds
     few = g.works(share(0.9, 1.0), 19)

@@ -91,6 +91,12 @@ class Result:
             return f"{handle.size} direction{'' if handle.size == 1 else 's'}"
         return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")
 
+    def _stretched(self, variable: str) -> str:
+        """How far out the handle's edited states lie, natural ones being at 1; nothing where it was not measured."""
+        known = [s.get("evidence") or {} for s in self.unit["selection"] if s["variable"] == variable]
+        found = [e["stretch"] for e in known if e.get("stretch") is not None]
+        return f", stretch {found[0]:.2f}" if found else ""
+
     def profile(self, variable: str) -> Profile:
         """The best calibration score of all that was tried inside every place: where else could the variable be?"""
         if variable not in self.handles:
@@ -106,7 +112,7 @@ class Result:
 
     def __str__(self) -> str:
         lines = [v.sentence for v in self.verdicts.values()]
-        lines += [f"  {v}: {' → '.join(self.zoom(v))}" for v in self.handles if len(self.zoom(v)) > 1]
+        lines += [f"  {v}: {' → '.join(self.zoom(v))}{self._stretched(v)}" for v in self.handles if len(self.zoom(v)) > 1]
         lines += [f"  note: {note}" for note in self.notes]
         parts = ", ".join(f"{part} {s:.1f}" for part, s in self.waited.items() if s >= 0.05 and part != "report")
         return "\n".join([*lines, f"  {self.seconds:.1f} s ({parts}), method {self.method}"])

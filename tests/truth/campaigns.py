@@ -102,7 +102,7 @@ CAMPAIGNS: dict[str, tuple[list[str], list[str]]] = {
     "several": (["apart", "spread", "illusion: two places"], [GIVEN, "newton together"]),
     "half": (["half"], ["plot"]),
     "absent": (["absent", "absent neurons", "absent decoder layer"], ["plot"]),
-    "illusions": (DECEPTIVE, [GIVEN, "plot", "closed-form", "das", "das-oblique"]),
+    "illusions": (DECEPTIVE, [GIVEN, "plot", "closed-form", "newton", "das", "das-oblique"]),
     "parents": (["parents", "parents shared"], ["plot"]),
     "gates": (["gate"], ["plot"]),
     "nulls": (NULLS, [name for name in METHODS if name != "newton together"]),

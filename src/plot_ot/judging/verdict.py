@@ -159,8 +159,8 @@ class Case:
         handle, bench, plain = self.handle, self.bench, self.plain
         boot, right = bench.boot, plain.right
         found = bench.judged(plain, opponents)
-        table = list(found.gates)
         worked = plain.works
+        table = [*found.gates, *(bench.made_of(handle) if worked.fails and not plain.refused else ())]
         numbers: dict[str, float] = {}
         if plain.score and bench.vacuous(opponents):
             numbers["score"] = plain.score.value
