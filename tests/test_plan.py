@@ -604,7 +604,7 @@ def said(monkeypatch, capsys, *words: str) -> str:
 
 
 def test_explain_says_what_workers_change_and_how_far_a_plan_may_be_off(monkeypatch, capsys):
-    words = ["mcqa", "--methods", "plot,plot-das"]
+    words = ["mcqa", "--methods", "plot,plot-das", "--detail"]
     alone, two = said(monkeypatch, capsys, *words), said(monkeypatch, capsys, *words, "--workers", "2")
     assert "One replica, in this process." in alone
     assert "2 replicas, as with --engine ray --workers 2. Each holds weights of its own" in two

@@ -384,7 +384,10 @@ def test_of_an_output_variable_the_earliest_place_that_sets_it_is_named():
         first = outputs.verdict(variable="y", patch=0.95, elsewhere=1.0)
         assert first.status is Status.OUTPUT
         assert first.evidence["pairs"] == 200
-        assert f"{said} The earliest place that sets it when patched whole is layer1: the answer is right on 0.9" in first.sentence
+        assert (
+            f"{said} The earliest place that sets it when patched whole is layer1: the answer is right on 0.9"
+            in first.sentence
+        )
         second = outputs.verdict(variable="y", patch=0.85, elsewhere=1.0)
         assert second.sentence == (
             f"{said} The earliest place that sets it when patched whole is layer2: the answer is right on 1.000 of "

@@ -13,8 +13,8 @@ from plot_ot.report import tables
 STYLES = ("bold black on yellow", "bold black on cyan", "bold black on green", "bold white on magenta")
 POWER = (
     "changed: pairs in which the source changes the variable. ≠: pairs whose right answer after a swap of the variable "
-    "is not the base's, and not the source's or what swapping another variable gives. tell: pairs that differ from the base's "
-    "answer and at least one of the rest. copying: the share on which the source's answer is right."
+    "is not the base's, and not the source's or what swapping another variable gives. tell: pairs that differ from the "
+    "base's answer and at least one of the rest. copying: the share on which the source's answer is right."
 )
 """What the columns of the table of pairs count."""
 MOST_ANSWERS = 12

@@ -41,7 +41,7 @@ class Terminal(Console):
 
 
 class PlainHelp(TyperCommand):
-    """A command whose help has one column of options and one of sentences: it fits 60 columns, with no box around it."""
+    """A command whose help has one column of options and one of sentences: it fits 60 columns, and has no box."""
 
     def format_help(self, *where: Any) -> None:
         """Without Rich, whose table has a column for types and leaves ten letters to the sentences."""
@@ -86,9 +86,14 @@ Out = Annotated[Path, typer.Option(help="Run directory; an interrupted run there
 Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) or 'balanced' over (z_WX, z_YZ).")]
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
 Size = Annotated[int, typer.Option(metavar="N", help="Pairs per bank.")]
-PairCount = Annotated[int, typer.Option(metavar="N", help="Sensitive pairs per variable and bank, and as many invariant ones.")]
+PairCount = Annotated[
+    int, typer.Option(metavar="N", help="Sensitive pairs per variable and bank, and as many invariant ones.")
+]
 Threads = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Torch threads at most; more than one helps large networks on an idle machine.")
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Torch threads at most; more than one helps large networks on an idle machine."
+    ),
 ]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[
@@ -104,7 +109,9 @@ Address = Annotated[
     str | None,
     typer.Option(help="The Ray cluster's address (default: RAY_ADDRESS, or a cluster of this machine alone)."),
 ]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Ray workers (default: one per GPU, or per core).")]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Ray workers (default: one per GPU, or per core).")
+]
 StartOver = Annotated[
     bool,
     typer.Option("--start-over", help="Move the run in --out to superseded/ and begin again; the manifest says so."),

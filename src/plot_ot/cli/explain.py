@@ -67,7 +67,14 @@ def list_all(as_json: AsJson = False) -> None:
         ]
         print(json.dumps(told, indent=1))
         return
+    shown: dict[str, list[tuple[str, str]]] = {}
     for task in tasks:
+        mine = [(m.name, m.summary) for m in task.catalogue().values()]
+        alike = next((name for name, theirs in shown.items() if theirs == mine), None)
+        shown[task.name] = mine
+        if alike:
+            console.print(f"{task.name}: {task.summary}\n\nIts methods are those of {alike}.")
+            continue
         table = tables.plain_table(f"{task.name}: {task.summary}")
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")
@@ -104,6 +111,9 @@ def explain(
     call: Call = None,
     dtype: Dtype = None,
     seed: First = 0,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Also print every table: pairs, counts, parts, memory.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -152,4 +162,4 @@ def explain(
         print(json.dumps({**told, "plans": [p.json() for p in plans]}, indent=1, default=str))
         return
     console.print(repr(configured.causal_model()), highlight=False)
-    print_estimates(scene, found, plans)
+    print_estimates(scene, found, plans, detail)

@@ -242,8 +242,8 @@ def _sentence(
     numbers = (
         f"of {n['discriminating']} discriminating test pairs, the handle is right on {accuracy.value:.3f} "
         f"[{accuracy.low:.3f}, {accuracy.high:.3f}], patching the whole place on {n['full_patch']:.3f}, copying the "
-        f"source on {n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of {n['keeping']} test pairs that "
-        f"keep the variable, the handle leaves {kept.value:.3f} right"
+        f"source on {n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of {n['keeping']} test pairs "
+        f"that keep the variable, the handle leaves {kept.value:.3f} right"
     )
     also = f"{numbers[0].upper()}{numbers[1:]}."
     if status is Status.COMPACT:
