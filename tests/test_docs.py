@@ -262,6 +262,28 @@ def test_the_reference_is_cut_into_pages_that_hold_all_of_it():
             f"{name} has grown too long: give docs/api.md another heading"
         )
 
+# -- the package index --------------------------------------------------------------------------------------------
+
+
+def test_the_package_indexs_page_has_no_link_that_leads_nowhere():
+    """A6: links relative to the repository are dead on the page of the package index."""
+    path = ROOT / "setup.py"
+    spec = importlib.util.spec_from_file_location("package_setup", path)
+    assert spec is not None
+    assert spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    relative = re.compile(r"\]\((?!https?:|#)")
+    assert len(relative.findall(readme)) > 10
+    alone, addressed = setup.description(readme), setup.description(readme, "https://example.org/plot/")
+    assert not relative.search(alone)
+    assert "five pictures (`docs/five-pictures.md`)" in alone
+    assert not relative.search(addressed)
+    assert "](https://example.org/plot/docs/figures/pointer.png)" in addressed
+    code = [b.text for b in blocks(ROOT / "README.md", "python", "bash", "text", "bibtex")]
+    assert all(text in alone for text in code)
+
 
 # -- names, warnings and errors -----------------------------------------------------------------------------------
 
