@@ -23,7 +23,7 @@ def main() -> None:
     """Execute in a directory of its own, then write the notebook back."""
     notebook = nbformat.read(TUTORIAL, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
+        NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": folder}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran says nothing
         if "outputs" in cell:
