@@ -129,6 +129,13 @@ def test_code_that_needs_a_hub_model_or_a_gpu_is_type_checked(tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=named)
+def test_no_page_has_a_blank_that_was_to_be_filled_in(page):
+    """`@@TABLE@@` stood on a page for weeks."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert not re.findall(r"@@\w*|\bT[O]DO\b|\bFIX[M]E\b|\bXX[X]\b", text)
+
+
 def test_no_python_hides_in_an_unnamed_block():
     """Code without its language named would be neither coloured nor run."""
     for page in PAGES:

@@ -163,7 +163,7 @@ def _finalists(finalists: int) -> str:
 def print_ladder(ladder: Ladder) -> None:
     """Print what was measured on a device, next to the plan, and whether it agrees with whole passes."""
     table = tables.plain_table("The ladder, each rung per unit")
-    for column in ("rung", "per", "measured", "planned", "measured/planned", "per full pass"):
+    for column in ("rung", "per", "measured", "planned", "ratio", "per full pass"):
         table.add_column(column, justify="left" if column in ("rung", "per") else "right", no_wrap=True)
     for r in ladder.rungs:
         planned = ("", "") if not r.planned else (_fine(r.planned), f"{r.seconds / r.planned:.2g}")
