@@ -132,9 +132,12 @@ def test_reading_from_used_directions_may_cost_five_points(low, high, answer):
     gate = g.reads_what_is_used(span(low, high), 3, 16)
     assert gate.answer is answer
     assert (gate.name, gate.bound) == ("reads what is used", -0.05)
-    said = {HOLDS: "it changes by ", FAILS: "it loses: ", OPEN: "it may lose more than 0.05: "}[answer]
+    said = {HOLDS: "changes by ", FAILS: "falls: ", OPEN: "may fall by more than 0.05: "}[answer]
     numbers = f"{gate.value:+.3f} [{low:+.3f}, {high:+.3f}]"
-    assert gate.sentence == f"rebuilt from what is used later (3 of 16 directions), {said}{numbers}"
+    assert (
+        gate.sentence
+        == f"rebuilt from what is used later (3 of 16 directions), its share of right pairs {said}{numbers}"
+    )
 
 
 GOOD, BAD, UNSURE = span(0.1, 0.2), span(-0.3, -0.1), span(-0.1, 0.1)

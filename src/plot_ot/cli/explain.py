@@ -77,7 +77,14 @@ def list_all(as_json: AsJson = False) -> None:
         ]
         print(json.dumps(told, indent=1))
         return
+    shown: dict[str, list[tuple[str, str]]] = {}
     for task in tasks:
+        mine = [(m.name, m.summary) for m in task.catalogue().values()]
+        alike = next((name for name, theirs in shown.items() if theirs == mine), None)
+        shown[task.name] = mine
+        if alike:
+            console.print(f"{task.name}: {task.summary}\n\nIts methods are those of {alike}.")
+            continue
         table = tables.plain_table(f"{task.name}: {task.summary}")
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")
@@ -125,6 +132,9 @@ def explain(
     call: Call = None,
     dtype: Dtype = None,
     seed: First = 0,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Also print every table: pairs, counts, parts, memory.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -205,6 +215,6 @@ def explain(
         print(json.dumps(everything, indent=1, default=str))
         return
     console.print(model_shown, highlight=False)
-    print_estimates(scene, found, plans)
+    print_estimates(scene, found, plans, detail)
     if files:
         console.print("A verdict's controls come on top; they are not counted.")

@@ -150,9 +150,9 @@ def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     """The same writing with a reading made of used directions alone does as well; `difference` is what that changes."""
     used = f"rebuilt from what is used later ({kept} of {width} directions)"
     words = {
-        Answer.HOLDS: f"{used}, it changes by {_span(difference)}",
-        Answer.FAILS: f"{used}, it loses: {_span(difference)}",
-        Answer.CANNOT_SAY: f"{used}, it may lose more than {READS:g}: {_span(difference)}",
+        Answer.HOLDS: f"{used}, its share of right pairs changes by {_span(difference)}",
+        Answer.FAILS: f"{used}, its share of right pairs falls: {_span(difference)}",
+        Answer.CANNOT_SAY: f"{used}, its share of right pairs may fall by more than {READS:g}: {_span(difference)}",
     }
     return _gate("reads what is used", difference, -READS, words)
 
