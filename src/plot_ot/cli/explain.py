@@ -179,10 +179,11 @@ def explain(
         )
 
     chosen_names = methods.split(",") if methods else None
+    told: dict[str, Any]
     if files:
         from plot_ot.cli.planned_files import PlannedFiles
 
-        places = {"kinds": tuple(k.strip() for k in (kinds or "block_output").split(","))}
+        places: dict[str, Any] = {"kinds": tuple(k.strip() for k in (kinds or "block_output").split(","))}
         places |= {k: v for k, v in {"memory": given.get("memory")}.items() if v is not None}
         places |= {"layers": layer_numbers(layers)} if layers else {}
         planned = PlannedFiles.of(files, model, inputs, own, **places)

@@ -142,7 +142,7 @@ class Bench:
         for part in causal.ancestors(v):
             try:
                 told = [_where_told(r, v, part) for r in (self.sensitivity, self.invariance)]
-            except Exception:  # noqa: BLE001, S112  a user's mechanism on a mixture that it was not written for
+            except Exception:  # noqa: S112  a user's mechanism on a mixture that it was not written for
                 continue
             told = [r for r in told if len(r)]
             if sum(len(r) for r in told) < g.LEAST_PAIRS:
