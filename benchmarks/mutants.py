@@ -34,7 +34,9 @@ TESTS = {
     "signatures/effects.py": ["test_signatures.py", "test_approximate.py"],
 }
 JUDGING = sorted(p.stem for p in (ROOT / "src" / "plot_ot" / "judging").glob("[!_]*.py"))
-FILES = sorted(p.name for name in JUDGING for p in (ROOT / "tests").glob(f"test_{name}*.py"))
+COMMAND = {"test_bench.py"}
+"""Of `plot-ot bench`, not of judging's bench."""
+FILES = sorted({p.name for name in JUDGING for p in (ROOT / "tests").glob(f"test_{name}*.py")} - COMMAND)
 TESTS |= {f"judging/{name}.py": FILES for name in JUDGING}
 CONFIG = """
 [tool.pytest.ini_options]

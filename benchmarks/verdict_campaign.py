@@ -160,6 +160,9 @@ def page(out: Path) -> list[str]:
         "truth is known: *here* at a place, *in part* (on some of the inputs), *absent*, or *dormant* (decodable where "
         "nothing uses it). Shares have 95 % Clopper-Pearson intervals.",
         "",
+        "No seed was used before its table was made: seeds are fresh each time the verdict changes, and the bounds of "
+        "the gates were fixed before. Tables of earlier verdicts are in the history of this page.",
+        "",
     ]
     for campaign in ALL:
         units = read(out, campaign)

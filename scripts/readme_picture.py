@@ -1,5 +1,7 @@
 """Make docs/figures/pointer.png, the picture of the README: what the report says about examples/pointer.py.
 
+Also pointer-phone.png, the card alone as a phone shows it, for the site's first page.
+
     python scripts/readme_picture.py [RUN]      (about half a CPU minute; RUN is a run of the example that is there)
 
 It needs Selenium, Chromium and chromedriver (`make browser`).
@@ -21,14 +23,18 @@ from selenium.webdriver.common.by import By
 import plot_ot
 
 ROOT = Path(__file__).parent.parent
-WIDTH, MARGIN = 1120, 12
+WIDTH, PHONE, MARGIN = 1120, 390, 12
+CARD = ".cards:not([hidden]) .card"
 
 
 def main(run: Path | None) -> None:
     """Run the example, then take the card of its variable and the zoom below it."""
     with tempfile.TemporaryDirectory() as folder, open_browser() as browser:
-        show(browser, (run or localized(Path(folder) / "run")) / "report.html", WIDTH, "light")
-        parts = [part(browser, ".cards:not([hidden]) .card"), part(browser, "#zoom-drawing")]
+        page = (run or localized(Path(folder) / "run")) / "report.html"
+        show(browser, page, WIDTH, "light")
+        parts = [part(browser, CARD), part(browser, "#zoom-drawing")]
+        show(browser, page, PHONE, "light")
+        write_small(part(browser, CARD), ROOT / "docs" / "figures" / "pointer-phone.png")
     height = sum(p.height for p in parts) + 3 * MARGIN
     picture = Image.new("RGB", (max(p.width for p in parts) + 2 * MARGIN, height), parts[1].getpixel((0, 0)))
     top = MARGIN

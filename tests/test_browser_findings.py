@@ -9,11 +9,13 @@ from torch import nn
 
 pytest.importorskip("selenium", reason="Selenium is not installed: pip install plot-ot[browser]")
 import plot_ot
+import report_runs
 from browsing import complaints, every, look, needs_browser, one, open_browser, soon, visit
 from plot_ot.files.seals import sealed
 from plot_ot.report.page import write_page
 from plot_ot.report.serve import Server
-from report_runs import PLACES, records, text_run
+from plot_ot.subjects import Place
+from report_runs import PLACES, POSITIONS, WIDTH, records, text_run
 
 pytestmark = needs_browser
 
@@ -244,3 +246,21 @@ def test_b10_an_interrupted_run_is_called_interrupted(browser, tmp_path):
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_zoom_over_many_layers_names_some_and_cuts_no_name(browser, tmp_path, monkeypatch):
+    """With 28 blocks no row had a name but the red one, and on a phone that one was cut."""
+    layers = 28
+    places = [Place(f"block_output.{n}@{p}", WIDTH, n, p) for p in POSITIONS for n in range(layers)]
+    monkeypatch.setattr(report_runs, "LAYERS", layers)
+    monkeypatch.setattr(report_runs, "PLACES", places)
+    page = write_page([text_run(tmp_path / "deep", seeds=(1,)).path])
+    for width in (1280, 390):
+        visit(browser, page, width=width)
+        stage = next(s for s in every(browser, "#zoom-drawing .stage") if "28 layers" in s.text)
+        named = [t.text for t in stage.find_elements("css selector", "[data-item] text")]
+        assert len([t for t in named if t.isdigit()]) >= 10
+        [taken] = stage.find_elements("css selector", "[data-item].on")
+        assert taken.text.split()[0] == "3"
+        assert "%" in taken.text
+        assert browser.execute_script(OUTSIDE, "#zoom-drawing svg text") == []

@@ -101,7 +101,8 @@ def test_a_good_task_is_ready_and_its_tables_are_shown(task: Any) -> None:
     for word in ("pointer <- colour, colour0, colour1", "two lines", "400 pairs", "pointer+symbol", "calibration"):
         assert word in out
     for word in (
-        "copy-source",
+        "tell: pairs",
+        "copying: the share",
         "Example prompt",
         "first: ",
         "from the end",

@@ -185,7 +185,9 @@ def test_a_run_becomes_pages_figures_and_tables(monkeypatch, tmp_path, capsys):
 
 def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
     assert call(monkeypatch, "list") == 0
-    assert "plot-layered" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "plot-layered" in printed
+    assert "Its methods are those of mcqa." in printed
     assert call(monkeypatch, "list", "--json") == 0
     assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"heq", "mcqa"}
     assert call(monkeypatch, "models", "--json") == 0
@@ -194,6 +196,9 @@ def test_list_and_explain_say_what_there_is(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "z_WX <- W, X" in printed
     assert "forwards (every distinct input once)" in printed
+    assert "Memory, and bytes moved" not in printed  # a newcomer asks how long; the rest is behind --detail
+    assert call(monkeypatch, "explain", "heq", "--size", "100", "--detail") == 0
+    assert "Memory, and bytes moved" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])

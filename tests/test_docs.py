@@ -129,6 +129,13 @@ def test_code_that_needs_a_hub_model_or_a_gpu_is_type_checked(tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=named)
+def test_no_page_has_a_blank_that_was_to_be_filled_in(page):
+    """`@@TABLE@@` stood on a page for weeks."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert not re.findall(r"@@\w*|\bT[O]DO\b|\bFIX[M]E\b|\bXX[X]\b", text)
+
+
 def test_no_python_hides_in_an_unnamed_block():
     """Code without its language named would be neither coloured nor run."""
     for page in PAGES:
@@ -261,6 +268,29 @@ def test_the_reference_is_cut_into_pages_that_hold_all_of_it():
         assert len(re.findall(r"^::: ", page, re.M)) <= 60, (
             f"{name} has grown too long: give docs/api.md another heading"
         )
+
+
+# -- the package index --------------------------------------------------------------------------------------------
+
+
+def test_the_package_indexs_page_has_no_link_that_leads_nowhere():
+    """A6: links relative to the repository are dead on the page of the package index."""
+    path = ROOT / "setup.py"
+    spec = importlib.util.spec_from_file_location("package_setup", path)
+    assert spec is not None
+    assert spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    relative = re.compile(r"\]\((?!https?:|#)")
+    assert len(relative.findall(readme)) > 10
+    alone, addressed = setup.description(readme), setup.description(readme, "https://example.org/plot/")
+    assert not relative.search(alone)
+    assert "five pictures (`docs/five-pictures.md`)" in alone
+    assert not relative.search(addressed)
+    assert "](https://example.org/plot/docs/figures/pointer.png)" in addressed
+    code = [b.text for b in blocks(ROOT / "README.md", "python", "bash", "text", "bibtex")]
+    assert all(text in alone for text in code)
 
 
 # -- names, warnings and errors -----------------------------------------------------------------------------------

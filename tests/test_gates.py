@@ -93,6 +93,15 @@ def test_answers_that_should_stay_do_at_ninety_percent(low, high, answer):
     assert (gate.name, gate.bound, gate.answer) == ("stays where nothing shows", 0.9, answer)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "answer"), [(0.01, 1.0, HOLDS), (-0.2, 0.2, OPEN), (-1.0, 0.0, FAILS), (-1.0, 0.01, OPEN)]
+)
+def test_the_answer_of_a_part_alone_must_not_be_the_commoner_one(low, high, answer):
+    gate = g.does_more_than("x", Interval((low + high) / 2, low, high, 40))
+    assert (gate.name, gate.bound, gate.answer) == ("does more than swap x", 0.0, answer)
+    assert ("it carries x" in gate.sentence) == (answer is FAILS)
+
+
 def test_a_handle_that_works_on_few_base_inputs_is_open():
     assert g.works(share(0.9, 1.0), 20).holds
     few = g.works(share(0.9, 1.0), 19)
@@ -123,9 +132,12 @@ def test_reading_from_used_directions_may_cost_five_points(low, high, answer):
     gate = g.reads_what_is_used(span(low, high), 3, 16)
     assert gate.answer is answer
     assert (gate.name, gate.bound) == ("reads what is used", -0.05)
-    said = {HOLDS: "it changes by ", FAILS: "it loses: ", OPEN: "it may lose more than 0.05: "}[answer]
+    said = {HOLDS: "changes by ", FAILS: "falls: ", OPEN: "may fall by more than 0.05: "}[answer]
     numbers = f"{gate.value:+.3f} [{low:+.3f}, {high:+.3f}]"
-    assert gate.sentence == f"rebuilt from what is used later (3 of 16 directions), {said}{numbers}"
+    assert (
+        gate.sentence
+        == f"rebuilt from what is used later (3 of 16 directions), its share of right pairs {said}{numbers}"
+    )
 
 
 GOOD, BAD, UNSURE = span(0.1, 0.2), span(-0.3, -0.1), span(-0.1, 0.1)

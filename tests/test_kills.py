@@ -49,7 +49,7 @@ def assert_same_end(task: str, out: Path, reference: Path) -> None:
     assert litter(out) == []
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [t if t == "heq" else pytest.param(t, marks=pytest.mark.long) for t in TASKS])
 def test_a_run_killed_again_and_again_ends_the_same(nursery, references, task, tmp_path):
     """One kill while the directory is made, one in the middle, one while the results are compiled."""
     reference, changes, _ = references[task]

@@ -15,7 +15,7 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.methods import LITERAL, Method, MethodKind, better, pick, progressive
 from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
-from plot_ot.stages.choose import Best, LookFurther
+from plot_ot.stages.choose import Best, Calibrate, LookFurther
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Calibration, Candidate, Problem, State
@@ -403,3 +403,11 @@ def test_newton_is_retraced_down_to_the_rho_its_handles_took(gates):
     open_at = {v: tuple(problem.subject.place(p) for p in t.carried) for v, t in known.truths.items()}
     found = Method("newton", "", (NewtonHandles(),)).run(problem, open_at)[0].handles
     assert all(h.chosen["rho"] in newton.weights for h in found.values())
+
+
+@pytest.mark.parametrize(("names", "points"), [(["a", "b"], 480), (["a", "b@name"], 20)])
+def test_the_large_grid_is_for_places_of_one_token(names, points):
+    places = [Place(name, 8, k) for k, name in enumerate(names)]
+    [best] = [stage for stage in progressive(places, 2).stages if isinstance(stage, Best)]
+    searches = {stage.search for way in best.ways for stage in way if isinstance(stage, Calibrate)}
+    assert {len(s.sizes) * len(s.strengths) for s in searches} == {points}

@@ -15,8 +15,10 @@ from plot_ot.files.run_directory import RunDirectory
 from plot_ot.files.run_reading import read_run
 from plot_ot.files.seals import sealed
 from plot_ot.report import payload as payloads
+from plot_ot.report.findings import finding
 from plot_ot.report.page import fragment, page, unwrapped, write_page
-from plot_ot.report.summary import best_method
+from plot_ot.report.summary import best_method, warnings
+from plot_ot.report.words import percent
 from report_runs import NASTY, VARIABLES, text_run
 
 METHODS = ("plot-native", "plot-pca", "das", "full-vector", "no-edit", "copy-source")
@@ -437,3 +439,41 @@ def test_the_library_loses_its_wrapper_and_nothing_else():
     assert unwrapped(loader + inside + b"return Plotly;\n}));\n") == b"/** licence */\n" + inside
     for other in (inside, loader + inside, b"define(() => {\nreturn Plotly;\n});"):
         assert unwrapped(other) == other
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.925, "93 %"), (0.125, "13 %"), (0.575, "57 %"), (0.0125, "1.3 %"), (0.9996, ">99.9 %"), (1.0, "100 %")],
+)
+def test_shares_are_rounded_as_browsers_round_them(share, said):
+    """Half to even gave 92 % in a sentence beside 93 % in the chart; 0.575 is a little less in binary."""
+    assert percent(share) == said
+
+
+def test_what_is_said_of_several_variables_is_said_once(run):
+    caveats = warnings(read_run(run), "plot-native")
+    assert [c for c in caveats if "weak invariance" in c] == [
+        "AnswerPointer and AnswerToken: weak invariance in 2 of 2 seeds: the lower bound is 85 % of the pairs that "
+        "keep the variable, below 90 %."
+    ]
+
+
+def test_an_undecided_variable_says_what_is_open_beside_what_fails(run):
+    reading = read_run(run)
+    gates = [
+        {"name": "works", "answer": "fails", "sentence": "right on 0.650 of the discriminating pairs, below 80%"},
+        {"name": "leaves the rest alone", "answer": "cannot say", "sentence": "whether that is 90% or more is open"},
+        {"name": "beats random places", "answer": "holds", "sentence": "beats random places by +0.4"},
+    ]
+    of = {"seed": 1, "variable": "x", "sentence": "x: said.", "evidence": {}, "gates": gates}
+    undecided, absent = (
+        finding(reading, "m", "x", [{**of, "status": status}]).reasons for status in ("undecided", "not localized")
+    )
+    assert undecided == (
+        "right on 0.650 of the pairs that can tell, below 80%",
+        "whether that is 90% or more is open",
+    )
+    assert absent == undecided[:1]

@@ -48,6 +48,7 @@ from plot_ot.planner import (
     unrecorded,
 )
 from plot_ot.planner.costs import UNIT, Cost
+from plot_ot.planner.machine import best_time
 from plot_ot.planner.scene import Unloaded
 from plot_ot.signatures import as_readout
 from plot_ot.sites import blocks, whole_places
@@ -585,6 +586,18 @@ def test_machines_by_name_measured_and_refused():
         here.changed(flops=0.0)
 
 
+def test_short_work_is_timed_with_a_coarse_clock(monkeypatch):
+    """A busy machine was said to do 17 PFLOP/s: its clock of CPU seconds had not moved during one product."""
+    now = [0.0]
+
+    def work() -> None:
+        now[0] += 2e-4
+
+    monkeypatch.setattr("plot_ot.planner.machine.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("plot_ot.planner.machine.time.process_time", lambda: now[0] // 1e-3 * 1e-3)
+    assert 1.5e-4 < best_time(work, torch.device("cpu"), cores=1) < 2.5e-4
+
+
 # -- the command -----------------------------------------------------------------------------------------------
 
 
@@ -604,7 +617,7 @@ def said(monkeypatch, capsys, *words: str) -> str:
 
 
 def test_explain_says_what_workers_change_and_how_far_a_plan_may_be_off(monkeypatch, capsys):
-    words = ["mcqa", "--methods", "plot,plot-das"]
+    words = ["mcqa", "--methods", "plot,plot-das", "--detail"]
     alone, two = said(monkeypatch, capsys, *words), said(monkeypatch, capsys, *words, "--workers", "2")
     assert "One replica, in this process." in alone
     assert "2 replicas, as with --engine ray --workers 2. Each holds weights of its own" in two

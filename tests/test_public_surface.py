@@ -100,10 +100,11 @@ UNTYPED = (
 
 
 def test_the_first_examples_pass_mypy_strict(tmp_path):
-    """README and quick start as they stand, the tutorial but for missing annotations; one process: mypy is large."""
+    """README, first page, quick start as they stand, the tutorial but for annotations; one process: mypy is large."""
     pytest.importorskip("mypy")
     cells = [c for c in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
-    strict = {p.stem.replace("-", "_"): module_of(p, blocks(p, "python")) for p in (README, DOCS / "quick-start.md")}
+    pages = (README, DOCS / "index.md", DOCS / "quick-start.md")
+    strict = {p.stem.replace("-", "_"): module_of(p, blocks(p, "python")) for p in pages}
     modules = {f"{name.lower()}.py": f"{code}# mypy: allow-redefinition\n" for name, code in strict.items()}
     modules["tutorial.py"] = "\n".join("".join(c["source"]) for c in cells) + f"\n# mypy: {UNTYPED}\n"
     for name, code in modules.items():

@@ -188,6 +188,7 @@ def test_another_network_than_the_drivers_is_refused(engine: RayEngine) -> None:
         Study(prepared, engine, shard=SHARD)
 
 
+@pytest.mark.long
 def test_a_lost_node_loses_nothing(cluster: Cluster, engine: RayEngine, equality: tuple[Prepared, dict]) -> None:
     """The last test here: only the head is left after it."""
     prepared, expected = equality

@@ -138,3 +138,17 @@ def test_runs_show_tracebacks_on_request(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["plot-ot", "run", "heq", "--methods", "plott", "--debug"])
     with pytest.raises(plot_ot.PlotError, match="Did you mean 'plot'"):
         cli.main()
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("words", [[], ["run"], ["run", "heq"], ["localize"], ["explain"], ["show"]], ids=" ".join)
+def test_help_fits_the_terminal_and_cuts_no_word(words, columns):
+    """At 60 columns an option lost its end, and sentences stood in a column of ten letters."""
+    printed, _ = command(*words, "--help", COLUMNS=str(columns))
+    assert "…" not in printed
+    assert "..." not in printed.replace("[ARGS]...", "").replace("DIRECTORIES...", "").replace("cuda:1, ...", "")
+    assert max(map(len, printed.splitlines())) <= columns
+    assert "│" not in printed
+    if not words:
+        headings = ["Your own hypothesis:", "The studies that come with the package:", "What a run found:"]
+        assert [line for line in printed.splitlines() if line in headings] == headings

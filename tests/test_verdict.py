@@ -95,7 +95,10 @@ def test_a_handle_no_better_than_random_ones_is_not_localized():
 def test_a_variable_whose_label_is_always_the_sources_answer_is_an_output_variable():
     verdict = judged(0, xor_model(variables=["y"]), "y")
     assert verdict.status is Status.OUTPUT
-    assert "The earliest place that sets it, patched whole, is layer1 (1.000)." in verdict.sentence
+    assert (
+        "The earliest place that sets it when patched whole is layer1: the answer is right on 1.000 of"
+        in verdict.sentence
+    )
 
 
 def test_pairs_that_never_separate_two_variables_leave_it_undecided():

@@ -290,6 +290,7 @@ def test_the_numbers_behind_a_verdict(bench):
         assert numbers[name] == pytest.approx(value, abs=0.02), name
     counts = bench.sensitivity.bank.discriminating("left")
     exact = {"size": 1, "width": 4, "random_handles": 5, "discriminating": int(counts.sum())}
+    exact["keeping"] = len(bench.invariance.bank)
     exact["base_inputs"] = len(bench.sensitivity.bank.select(counts).base.unique(dim=0))
     assert {name: numbers[name] for name in exact} == exact
     assert numbers["handle_low"] < numbers["handle"] < numbers["handle_high"]
@@ -306,18 +307,18 @@ def test_the_numbers_behind_a_verdict(bench):
 def numbers_of(verdict: Verdict) -> str:
     n = verdict.evidence
     return (
-        f"he handle is right on {n['handle']:.3f} [{n['handle_low']:.3f}, {n['handle_high']:.3f}] of the "
-        f"discriminating pairs, the full patch on {n['full_patch']:.3f}, copying the source on "
-        f"{n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of the pairs that keep the variable, "
-        f"{n['invariance']:.3f} stay right."
+        f"f {n['discriminating']} discriminating test pairs, the handle is right on {n['handle']:.3f} "
+        f"[{n['handle_low']:.3f}, {n['handle_high']:.3f}], patching the whole place on {n['full_patch']:.3f}, copying "
+        f"the source on {n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of {n['keeping']} test pairs "
+        f"that keep the variable, the handle leaves {n['invariance']:.3f} right."
     )
 
 
 def test_the_sentence_of_every_status(bench):
     compact = bench.verdict()
-    assert compact.sentence == f"left: placed in layer1, compact in 1 of 4 dimensions; t{numbers_of(compact)}"
+    assert compact.sentence == f"left: placed in layer1, compact in 1 of 4 dimensions; o{numbers_of(compact)}"
     placed = bench.verdict(size=4)
-    assert placed.sentence == f"left: placed in layer1; t{numbers_of(placed)}"
+    assert placed.sentence == f"left: placed in layer1; o{numbers_of(placed)}"
     part = bench.verdict(handle=0.6, copied=0.2, rebuilt=0.6)
     n = part.evidence
     best = max(n["copy_source"], n["random_places"])
@@ -325,11 +326,11 @@ def test_the_sentence_of_every_status(bench):
         f"left: in part in layer1: the handle beats every control but is right on only {n['handle']:.0%} of the "
         f"discriminating pairs [{n['handle_low']:.0%}, {n['handle_high']:.0%}]; it closes "
         f"{(n['handle'] - best) / (1 - best):.0%} of the gap between the best control and always right. "
-        f"T{numbers_of(part)}"
+        f"O{numbers_of(part)}"
     )
     absent = bench.verdict(copied=0.99, kept=0.5)
     reasons = f"{absent.gate(SOURCE).sentence}; {absent.gate(REST).sentence}"
-    assert absent.sentence == f"left: not localized here (layer1): {reasons}. T{numbers_of(absent)}"
+    assert absent.sentence == f"left: not localized here (layer1): {reasons}. O{numbers_of(absent)}"
     # in part or not at all: what did not hold is the reason
     doubt = bench.verdict(handle=0.7, copied=0.65, rebuilt=0.7)
     assert doubt.status is UNDECIDED
@@ -339,7 +340,7 @@ def test_the_sentence_of_every_status(bench):
     assert f"{said} {rest.evidence['read_from_used']:.0%} of" in rest.sentence
     decodable = bench.verdict(rebuilt=0.5)
     assert decodable.sentence == (
-        f"left: decodable here, not used here (layer1): {decodable.gate(READS).sentence}. T{numbers_of(decodable)}"
+        f"left: decodable here, not used here (layer1): {decodable.gate(READS).sentence}. O{numbers_of(decodable)}"
     )
     undecided = bench.verdict(handle=0.82, kept=0.91)
     more = max(undecided.gate(name).more for name in (WORKS, REST))
@@ -347,7 +348,7 @@ def test_the_sentence_of_every_status(bench):
     assert undecided.sentence == (
         f"left: undecided with these pairs (layer1): {undecided.gate(WORKS).sentence}; "
         f"{undecided.gate(REST).sentence}. About {more:.2g} times as many base inputs would decide. "
-        f"T{numbers_of(undecided)}"
+        f"O{numbers_of(undecided)}"
     )
     assert str(undecided) == undecided.sentence
 
@@ -383,12 +384,21 @@ def test_of_an_output_variable_the_earliest_place_that_sets_it_is_named():
         first = outputs.verdict(variable="y", patch=0.95, elsewhere=1.0)
         assert first.status is Status.OUTPUT
         assert first.evidence["pairs"] == 200
-        assert f"{said} The earliest place that sets it, patched whole, is layer1 (0.9" in first.sentence
+        assert (
+            f"{said} The earliest place that sets it when patched whole is layer1: the answer is right on 0.9"
+            in first.sentence
+        )
         second = outputs.verdict(variable="y", patch=0.85, elsewhere=1.0)
-        assert second.sentence == f"{said} The earliest place that sets it, patched whole, is layer2 (1.000)."
+        assert second.sentence == (
+            f"{said} The earliest place that sets it when patched whole is layer2: the answer is right on 1.000 of "
+            f"{second.evidence['pairs']} test pairs."
+        )
         assert second.evidence["patch"] == 1.0
         none = outputs.verdict(variable="y", patch=0.6, elsewhere=0.3)
-        assert none.sentence.startswith(f"{said} No place patched whole sets it on 90% of the pairs (at best 0.")
+        pairs = none.evidence["pairs"]
+        assert none.sentence.startswith(
+            f"{said} No place patched whole sets it on 90% of {pairs} test pairs (at best on 0."
+        )
         assert none.evidence["patch"] == pytest.approx(0.6, abs=0.05)
         assert none.gates == ()
 

@@ -179,8 +179,8 @@ def progressive(
     One-sided UOT couples tokens (where places stand at several) and whole places (where there are many); each variable
     keeps a few. Inside these, neurons or groups of them, principal components and closed forms each make a handle, and
     calibration keeps the best, the plainest first. Gauss-Newton goes on from the closed forms where places are few and
-    narrow, else only where the best handle is; with `das` rotations around the size found so far follow. What was found
-    before stays unless it is beaten.
+    narrow at one token, else only where the best handle is; with `das` rotations around the size found so far follow.
+    What was found before stays unless it is beaten.
     """
     spec = spec or SignatureSpec()
     unit = replace(spec, normalise="unit") if spec.normalise == "none" else spec  # a whole token outweighs any variable
@@ -201,7 +201,8 @@ def progressive(
         ]
         ways.append(())
     width = max(p.width for p in places)
-    thorough = not ways and width <= NARROW  # few and narrow places
+    # few and narrow places, at one token: an edit at an earlier one runs all tokens after it
+    thorough = not ways and width <= NARROW and len(by_token) == 1
     fine, search = (FINE, replace(SEARCH, ties="natural")) if thorough else (WIDE_FINE, WIDE_SEARCH)
     if variables == 1:  # a balanced coupling of one row is uniform
         fine = replace(fine, kind="uot-one-sided", beta=(0.1,))

@@ -154,8 +154,8 @@ class Bank:
         return {(v, kind): of(v) for v in self.variables for kind, of in kinds.items()}
 
     def discriminating(self, variable: str) -> Bool[Tensor, " pairs"]:
-        """Pairs where the swap moves the answer, and to something that copying the source or swapping
-        another variable would not also give."""
+        """Pairs where the swap moves the answer, and where at least one rival gives a different one: copying the
+        source, or swapping another variable."""
         self.require(variable)
         label, accepts = self.labels[variable], self.causal.accepts
         moved = ~accepts(label, self.base_answer)

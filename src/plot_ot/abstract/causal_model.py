@@ -184,6 +184,10 @@ class CausalModel:
                 below.add(other)
         return below - {name}
 
+    def ancestors(self, name: str) -> tuple[str, ...]:
+        """Every input and variable that this one depends on, itself not included."""
+        return tuple(n for n in (*self.inputs, *self.mechanisms) if name in self.descendants(n))
+
     def frontier(self, name: str) -> tuple[str, ...]:
         """What else must be known where this variable is, so that the rest can be computed.
 

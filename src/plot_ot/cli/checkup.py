@@ -11,6 +11,12 @@ from plot_ot.cli.common import console
 from plot_ot.report import tables
 
 STYLES = ("bold black on yellow", "bold black on cyan", "bold black on green", "bold white on magenta")
+POWER = (
+    "changed: pairs in which the source changes the variable. ≠: pairs whose right answer after a swap of the variable "
+    "is not the base's, and not the source's or what swapping another variable gives. tell: pairs that differ from the "
+    "base's answer and at least one of the rest. copying: the share on which the source's answer is right."
+)
+"""What the columns of the table of pairs count."""
 MOST_ANSWERS = 12
 """Answers that the tables list."""
 
@@ -29,6 +35,7 @@ def print_checkup(found: Checkup) -> None:
         console.print(table)
     if found.banks:
         console.print(_power_table(found))
+        console.print(POWER)
     if found.answers:
         console.print(_answer_table(found))
     if found.example:
@@ -44,14 +51,16 @@ def print_checkup(found: Checkup) -> None:
 
 
 def _power_table(found: Checkup) -> Any:
-    table = tables.plain_table("What the pairs can show: how many change the variable, and give another answer than")
-    columns = ("variable", "split", "pairs", "change it", "the base's", "the source's", "another variable's swap")
-    for column in (*columns, "decide", "copy-source"):
-        table.add_column(column, justify="left" if column in ("variable", "split") else "right")
+    """Counts of pairs by what they tell the variable from; other variables only where there are some."""
+    table = tables.plain_table("What the pairs can show")
+    others = list(dict.fromkeys(o for b in found.banks for o in b.power.against_others))
+    counted = ("pairs", "changed", "≠base", "≠source", *(f"≠{o}" for o in others), "tell", "copying")
+    for column in ("variable", "split", *counted):
+        table.add_column(column, justify="right" if column in counted else "left")
     for b in found.banks:
         p = b.power
-        others = ", ".join(f"{o}: {n}" for o, n in p.against_others.items()) or "-"
-        counts = (p.pairs, p.sensitive, p.against_base, p.against_source, others, p.discriminating)
+        rivals = [p.against_others.get(o, "-") for o in others]
+        counts = (p.pairs, p.sensitive, p.against_base, p.against_source, *rivals, p.discriminating)
         copied = "-" if b.copy_source is None else f"{b.copy_source:.3f}"
         table.add_row(b.variable, b.split, *(str(c) for c in counts), copied)
     return table

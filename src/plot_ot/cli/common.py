@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from plot_ot.cli.fitting import fitted
 from plot_ot.errors import PlotError, unknown
@@ -39,6 +40,35 @@ class Terminal(Console):
         self.print(Text.assemble((printable(label), style), f" {printable(text)}" if text else ""), soft_wrap=True)
 
 
+class PlainHelp(TyperCommand):
+    """A command whose help has one column of options and one of sentences: it fits 60 columns, and has no box."""
+
+    def format_help(self, *where: Any) -> None:
+        """Without Rich, whose table has a column for types and leaves ten letters to the sentences."""
+        self.rich_markup_mode = None
+        super().format_help(*where)
+
+
+class PlainGroup(TyperGroup):
+    """Commands in groups, a line each, in the same plain way."""
+
+    def format_help(self, *where: Any) -> None:
+        """Without Rich."""
+        self.rich_markup_mode = None
+        super().format_help(*where)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each group of commands under its name."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            group = command.rich_help_panel if isinstance(command.rich_help_panel, str) else "Commands"
+            groups.setdefault(group, []).append((name, command.short_help or command.get_short_help_str()))
+        for group, lines in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(lines)
+
+
 def printable(text: str) -> str:
     """The text with control characters, and marks that turn the direction of writing, as escapes anyone can read."""
     return "".join(
@@ -50,23 +80,28 @@ console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ 
 errors = Terminal(stderr=True)
 
 Methods = Annotated[str | None, typer.Option(help="Comma-separated methods (default: all; see `plot-ot list`).")]
-Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds.")]
-First = Annotated[int, typer.Option(min=0, help="The first seed.")]
+Seeds = Annotated[int, typer.Option(metavar="N", min=1, help="Number of seeds.")]
+First = Annotated[int, typer.Option(metavar="N", min=0, help="The first seed.")]
 Out = Annotated[Path, typer.Option(help="Run directory; an interrupted run there is continued.")]
 Sampler = Annotated[str, typer.Option(help="Input rows: 'uniform' (the paper's) or 'balanced' over (z_WX, z_YZ).")]
 Strengths = Annotated[str, typer.Option(help="λ grid: 'units' 1..80, 'tenths' 0.1..8.0, or their 'union'.")]
-Size = Annotated[int, typer.Option(help="Pairs per bank.")]
-PairCount = Annotated[int, typer.Option(help="Sensitive pairs per variable and bank, and as many invariant ones.")]
+Size = Annotated[int, typer.Option(metavar="N", help="Pairs per bank.")]
+PairCount = Annotated[
+    int, typer.Option(metavar="N", help="Sensitive pairs per variable and bank, and as many invariant ones.")
+]
 Threads = Annotated[
-    int, typer.Option(min=1, help="Torch threads at most; more than one helps large networks on an idle machine.")
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Torch threads at most; more than one helps large networks on an idle machine."
+    ),
 ]
 Figures = Annotated[bool, typer.Option(help="Write the paper's figures (PNG and PDF).")]
 Detail = Annotated[
     bool, typer.Option(help="Also print every table: accuracies, seconds, verdicts, choices, couplings.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")]
-Width = Annotated[int, typer.Option(help="Width of the recurrent state.")]
-Bits = Annotated[int, typer.Option(help="Bits per number.")]
+Width = Annotated[int, typer.Option(metavar="N", help="Width of the recurrent state.")]
+Bits = Annotated[int, typer.Option(metavar="N", help="Bits per number.")]
 RecipeName = Annotated[str, typer.Option("--recipe", help="Training: 'paper' (250 epochs) or 'first-exact'.")]
 SplitName = Annotated[str, typer.Option("--split", help="Bases: 'round-robin' (the paper's) or 'proportional'.")]
 EngineName = Annotated[str, typer.Option("--engine", help="Execution engine: this 'process', or workers on 'ray'.")]
@@ -74,7 +109,9 @@ Address = Annotated[
     str | None,
     typer.Option(help="The Ray cluster's address (default: RAY_ADDRESS, or a cluster of this machine alone)."),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Ray workers (default: one per GPU, or per core).")]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Ray workers (default: one per GPU, or per core).")
+]
 StartOver = Annotated[
     bool,
     typer.Option("--start-over", help="Move the run in --out to superseded/ and begin again; the manifest says so."),

@@ -75,9 +75,10 @@ def options_of(task: type[Task]) -> list[str]:
     return [o for o in OPTIONS if o in own or (o in SIZES and "sizes" in own)]
 
 
-def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
-    """What the banks can show, what is computed, about how long it takes, and what it holds."""
-    console.print(tables.power_table({key: r.bank for key, r in scene.tests.items()}))
+def print_estimates(scene: Scene, machine: Machine, plans: list[Plan], detail: bool = False) -> None:
+    """About how long it takes and what it holds; in detail also what the banks can show and what is computed."""
+    if detail:
+        console.print(tables.power_table({key: r.bank for key, r in scene.tests.items()}))
     shape, inputs, held = scene.shape, scene.inputs, plans[0].memory
     console.print(
         f"Recording: {inputs.count:,} forwards (every distinct input once), {_short(held.vectors, BYTE)} kept; "
@@ -96,6 +97,34 @@ def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
         )
     console.print(_machine_words(machine), highlight=False)
     console.print(_spread_words(machine, plans), highlight=False)
+    if detail:
+        _print_counts(plans)
+        console.print(_times(plans))
+        _print_sizes(plans)
+    else:
+        console.print(_answer(plans))
+    if all(sum(p.highest.seconds.values()) < BLUR for p in plans):
+        console.print(SMALL, highlight=False)
+    console.print(f"{TOKENS if detail else ''}{RANGE}", highlight=False)
+    for name in sorted({s for p in plans for s in p.not_counted}):
+        loud = Text(f"Not counted: {name}.", style="bold red")
+        console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
+    if not detail:
+        console.print("All tables: the same with --detail.")
+
+
+def _answer(plans: Sequence[Plan]) -> Table:
+    """What a newcomer asks: how long, how far that may be off, how much memory."""
+    table = tables.plain_table("About how much, per seed")
+    for column in ("method", "time", "lowest", "highest", "memory"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for p in plans:
+        seconds = [_clock(sum(estimate.seconds.values())) for estimate in (p, p.lowest, p.highest)]
+        table.add_row(p.method, *seconds, _short(p.memory.total, BYTE))
+    return table
+
+
+def _print_counts(plans: Sequence[Plan]) -> None:
     counts = tables.plain_table("Computed, per seed")
     for column in ("method", "sites", "calibration variants", "rotations", "block-tokens", "lowest", "highest", "FLOP"):
         counts.add_column(column, justify="left" if column == "method" else "right")
@@ -104,10 +133,9 @@ def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
         cells = [f"{x:,}" for x in (p.sites, p.variants, p.rotations, *tokens)]
         counts.add_row(p.method, *cells, _short(p.cost.flops + p.cost.single, FLOP))
     console.print(counts)
-    if any(sum(p.highest.seconds.values()) >= BLUR for p in plans):
-        console.print(_times(plans))
-    else:
-        console.print(SMALL, highlight=False)
+
+
+def _print_sizes(plans: Sequence[Plan]) -> None:
     sizes = tables.plain_table("Memory, and bytes moved")
     columns: dict[str, Callable[[Plan], float]] = {
         "weights": lambda p: p.memory.weights,
@@ -123,10 +151,6 @@ def print_estimates(scene: Scene, machine: Machine, plans: list[Plan]) -> None:
     for p in plans:
         sizes.add_row(p.method, *(_short(of(p), BYTE) for of in columns.values()))
     console.print(sizes)
-    console.print(RANGE, highlight=False)
-    for name in sorted({s for p in plans for s in p.not_counted}):
-        loud = Text(f"Not counted: {name}.", style="bold red")
-        console.print(loud + " It does not say what it computes (`forecast`): its methods cost more than planned.")
 
 
 def print_comparison_plan(plan: ComparisonPlan, finalists: int | None, as_json: bool) -> None:
@@ -159,7 +183,7 @@ def _finalists(finalists: int) -> str:
 def print_ladder(ladder: Ladder) -> None:
     """Print what was measured on a device, next to the plan, and whether it agrees with whole passes."""
     table = tables.plain_table("The ladder, each rung per unit")
-    for column in ("rung", "per", "measured", "planned", "measured/planned", "per full pass"):
+    for column in ("rung", "per", "measured", "planned", "ratio", "per full pass"):
         table.add_column(column, justify="left" if column in ("rung", "per") else "right", no_wrap=True)
     for r in ladder.rungs:
         planned = ("", "") if not r.planned else (_fine(r.planned), f"{r.seconds / r.planned:.2g}")
@@ -244,8 +268,9 @@ PARTS = {
 """Columns, and the parts of a plan they hold."""
 
 
+TOKENS = "Block-tokens are tokens times the blocks they run through. "
 RANGE = (
-    "Block-tokens are tokens times the blocks they run through. Which places Stage A keeps is known only after it has "
+    "Which places Stage A keeps is known only after it has "
     "run: `lowest` assumes late places, where few blocks are left to run, `highest` early ones; the number before is "
     "an average over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
 )

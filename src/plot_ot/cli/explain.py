@@ -77,7 +77,14 @@ def list_all(as_json: AsJson = False) -> None:
         ]
         print(json.dumps(told, indent=1))
         return
+    shown: dict[str, list[tuple[str, str]]] = {}
     for task in tasks:
+        mine = [(m.name, m.summary) for m in task.catalogue().values()]
+        alike = next((name for name, theirs in shown.items() if theirs == mine), None)
+        shown[task.name] = mine
+        if alike:
+            console.print(f"{task.name}: {task.summary}\n\nIts methods are those of {alike}.")
+            continue
         table = tables.plain_table(f"{task.name}: {task.summary}")
         table.add_column("method", style="bold", no_wrap=True)
         table.add_column("kind")
@@ -125,6 +132,9 @@ def explain(
     call: Call = None,
     dtype: Dtype = None,
     seed: First = 0,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Also print every table: pairs, counts, parts, memory.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -169,10 +179,11 @@ def explain(
         )
 
     chosen_names = methods.split(",") if methods else None
+    told: dict[str, Any]
     if files:
         from plot_ot.cli.planned_files import PlannedFiles
 
-        places = {"kinds": tuple(k.strip() for k in (kinds or "block_output").split(","))}
+        places: dict[str, Any] = {"kinds": tuple(k.strip() for k in (kinds or "block_output").split(","))}
         places |= {k: v for k, v in {"memory": given.get("memory")}.items() if v is not None}
         places |= {"layers": layer_numbers(layers)} if layers else {}
         planned = PlannedFiles.of(files, model, inputs, own, **places)
@@ -205,6 +216,6 @@ def explain(
         print(json.dumps(everything, indent=1, default=str))
         return
     console.print(model_shown, highlight=False)
-    print_estimates(scene, found, plans)
+    print_estimates(scene, found, plans, detail)
     if files:
         console.print("A verdict's controls come on top; they are not counted.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,8 +11,10 @@ import typer
 from rich.text import Text
 
 from plot_ot.cli.common import (
+    AsJson,
     Controls,
     Debug,
+    Detail,
     Filter,
     HoldOut,
     Private,
@@ -67,6 +71,8 @@ def localize_task(
     threads: Threads = 1,
     private: Private = False,
     controls: Controls = "standard",
+    detail: Detail = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -75,7 +81,9 @@ def localize_task(
 
     from plot_ot.abstract import Hypothesis, read_pairs
     from plot_ot.api import METHODS, load_subject, localize
+    from plot_ot.cli.show import print_json, print_run
     from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, load_tokenizer, require_file
+    from plot_ot.files.run_reading import read_run
     from plot_ot.subjects import Subject
 
     if (out / "manifest.json").exists():
@@ -87,8 +95,9 @@ def localize_task(
     of_blocks, room = {"layers": layer_numbers(layers)} if layers else {}, memory_bytes(memory)
     chosen = filter_of(filter_)
     torch.set_num_threads(threads)
-    module = load_task(task)
-    hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
+    with redirect_stdout(sys.stderr):  # what the task prints is not what we print
+        module = load_task(task)
+        hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
     subject: Any = getattr(module, "subject", None)
     options: dict[str, Any] = {}
     if model is not None:
@@ -121,8 +130,12 @@ def localize_task(
         **options,
     )
     report = result.save(out, private=private)
-    if not quiet:
-        console.print(str(result), soft_wrap=True)
+    if as_json:
+        print_json(read_run(out))
+    elif not quiet:
+        print_run(read_run(out), detail)
+        for note in result.notes:
+            console.tell("note:", note, "yellow")
         console.print(f"Handles: {out / 'handles'}\nReport: {report}", highlight=False, soft_wrap=True)
 
 

@@ -22,6 +22,7 @@ from plot_ot.cli.common import (
     Methods,
     Out,
     PairCount,
+    PlainHelp,
     Private,
     Quiet,
     Seeds,
@@ -145,12 +146,18 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
     return run
 
 
-app.command("mcqa", help="Multiple-choice questions: the paper's third study, on any causal language model.")(
-    study_command("mcqa", "tiny", reads_files=True)
-)
-app.command("ioi", help="Indirect object identification: two variables that nobody planted, in an untouched model.")(
-    study_command("ioi", "smollm2")
-)
+app.command(
+    "mcqa",
+    cls=PlainHelp,
+    short_help="Multiple choice, the third study.",
+    help="Multiple-choice questions: the paper's third study, on any causal language model.",
+)(study_command("mcqa", "tiny", reads_files=True))
+app.command(
+    "ioi",
+    cls=PlainHelp,
+    short_help="Indirect objects, in an untouched model.",
+    help="Indirect object identification: two variables that nobody planted, in an untouched model.",
+)(study_command("ioi", "smollm2"))
 
 
 def models(

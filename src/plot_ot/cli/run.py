@@ -20,6 +20,8 @@ from plot_ot.cli.common import (
     First,
     Methods,
     Out,
+    PlainGroup,
+    PlainHelp,
     Private,
     Quiet,
     RecipeName,
@@ -39,10 +41,10 @@ from plot_ot.cli.common import (
 if TYPE_CHECKING:
     from plot_ot.tasks import Task
 
-app = typer.Typer(help="Run a study and write a run directory.", no_args_is_help=True)
+app = typer.Typer(cls=PlainGroup, help="Run a study and write a run directory.", no_args_is_help=True)
 
 
-@app.command("heq")
+@app.command("heq", cls=PlainHelp, short_help="Hierarchical equality, the first study.")
 def run_heq(
     methods: Methods = None,
     seeds: Seeds = 10,
@@ -89,7 +91,7 @@ def run_heq(
     )
 
 
-@app.command("addition")
+@app.command("addition", cls=PlainHelp, short_help="Binary addition, the second study.")
 def run_addition(
     width: Width = 8,
     bits: Bits = 4,

@@ -104,8 +104,8 @@ def _print_findings(run: Reading) -> None:
         console.print(Padding(printable(f.told), (0, 0, 0, 2)))
     console.print()
     console.print(
-        "A pair can tell where swapping the variable changes the answer, and to something that copying the other "
-        "input's answer or swapping another variable would not also give; kinds of pairs count equally."
+        "A pair can tell where swapping the variable changes the answer, and copying the other input's answer or "
+        "swapping another variable would give a different one; kinds of pairs count equally."
     )
 
 

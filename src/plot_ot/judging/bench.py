@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy import ndarray
 
 from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
-from plot_ot.judging.controls import Score, controls, full_patch, score_of
+from plot_ot.judging.controls import Score, controls, full_patch, joined, score_of
 from plot_ot.judging.gates import Answer, Gate
 from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval
 from plot_ot.signatures import Readout
@@ -21,6 +22,8 @@ from plot_ot.stages.calibrate import correct, correct_all
 from plot_ot.subjects import BankRecording
 
 VACUOUS = {"shuffled": "shuffled values", "reinitialised": "a re-initialised network"}
+ALONE = " alone"
+"""Where a bank's labels hold the answers to swapping one thing that a variable is made of; no variable's name."""
 RANDOM_HANDLES, RANDOM_AT_ONCE = 20, 5
 """Random handles at most; drawn so many at a time until their gates have an answer, or more could not give one."""
 
@@ -128,6 +131,32 @@ class Bench:
         still = boot.accuracy(correct(self.unseen, handle, self.readout), balanced=True)
         return (g.stays_where_nothing_shows(still, boot.balanced_bases),)
 
+    def made_of(self, handle: Handle) -> list[Gate]:
+        """Whether a handle that is right in part only swaps one of the things its variable is made of.
+
+        Asked on all test pairs where swapping this thing alone would give an answer that is neither the base's nor the
+        variable's own. A thing that cannot be swapped alone (the mechanisms refuse such a mixture) is not asked about.
+        """
+        v, found = handle.variable, []
+        causal = self.sensitivity.bank.causal
+        for part in causal.ancestors(v):
+            try:
+                told = [_where_told(r, v, part) for r in (self.sensitivity, self.invariance)]
+            except Exception:  # noqa: S112  a user's mechanism on a mixture that it was not written for
+                continue
+            told = [r for r in told if len(r)]
+            if sum(len(r) for r in told) < g.LEAST_PAIRS:
+                continue
+            bank = joined([r.bank for r in told])
+            boot = Bootstrap(replace(bank, family=torch.zeros_like(bank.family), families=("all",)))  # all pairs alike
+            if boot.balanced_bases < g.LEAST_BASES:
+                continue
+            own, other = (
+                np.concatenate([correct(r, handle, self.readout, x).double() for r in told]) for x in (v, ALONE)
+            )
+            found.append(g.does_more_than(part, boot.interval(own - other)))
+        return found
+
     def vacuous(self, opponents: Searched) -> Mapping[str, Score]:
         """What the searches reach that must fail, on average."""
         reached = {"shuffled": opponents.shuffled, "reinitialised": opponents.reinitialised}
@@ -166,6 +195,16 @@ class Bench:
                     return gates
             more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
             self.at_random += [self.on(opponents.random(k)) for k in more]
+
+
+def _where_told(recording: BankRecording, variable: str, part: str) -> BankRecording:
+    """The pairs where swapping a part of a variable alone would show, and not as the variable's own swap."""
+    bank, accepts = recording.bank, recording.bank.causal.accepts
+    at_source = bank.causal.run(bank.source)[part]
+    alone = bank.causal.run(bank.base, do={part: at_source})[bank.causal.output]
+    own = bank.labels[variable]
+    told = ~accepts(alone, bank.base_answer) & ~accepts(alone, own) & ~accepts(own, alone)
+    return replace(recording, bank=replace(bank, labels={**bank.labels, ALONE: alone})).select(told)
 
 
 def _said(gate: Gate) -> bool:

@@ -130,13 +130,29 @@ def stays_where_nothing_shows(still: Accuracy, bases: int) -> Gate:
     return _gate("stays where nothing shows", interval, KEEPS, words, closed=True)
 
 
+def does_more_than(part: str, difference: Interval) -> Gate:
+    """The handle swaps the variable, not one thing it is made of.
+
+    `difference` is how much more often it gives the variable's answer than that of swapping this thing alone, on pairs
+    where the two differ and the second would show.
+    """
+    name = f"does more than swap {part}"
+    where = f"where swapping {part} alone would change the answer to another one"
+    words = {
+        Answer.HOLDS: f"{where}, it does not follow ({_span(difference)})",
+        Answer.FAILS: f"{where}, it gives that one more often ({_span(difference)}): it carries {part}",
+        Answer.CANNOT_SAY: f"{where}, which of the two it gives is open ({_span(difference)})",
+    }
+    return _gate(name, difference, 0.0, words)
+
+
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     """The same writing with a reading made of used directions alone does as well; `difference` is what that changes."""
     used = f"rebuilt from what is used later ({kept} of {width} directions)"
     words = {
-        Answer.HOLDS: f"{used}, it changes by {_span(difference)}",
-        Answer.FAILS: f"{used}, it loses: {_span(difference)}",
-        Answer.CANNOT_SAY: f"{used}, it may lose more than {READS:g}: {_span(difference)}",
+        Answer.HOLDS: f"{used}, its share of right pairs changes by {_span(difference)}",
+        Answer.FAILS: f"{used}, its share of right pairs falls: {_span(difference)}",
+        Answer.CANNOT_SAY: f"{used}, its share of right pairs may fall by more than {READS:g}: {_span(difference)}",
     }
     return _gate("reads what is used", difference, -READS, words)
 

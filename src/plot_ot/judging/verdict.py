@@ -159,8 +159,8 @@ class Case:
         handle, bench, plain = self.handle, self.bench, self.plain
         boot, right = bench.boot, plain.right
         found = bench.judged(plain, opponents)
-        table = list(found.gates)
         worked = plain.works
+        table = [*found.gates, *(bench.made_of(handle) if worked.fails and not plain.refused else ())]
         numbers: dict[str, float] = {}
         if plain.score and bench.vacuous(opponents):
             numbers["score"] = plain.score.value
@@ -200,6 +200,7 @@ class Case:
             "size": handle.size,
             "width": dimensions,
             "discriminating": bench.sensitivity.bank.power(handle.variable).discriminating,
+            "keeping": len(bench.invariance),
             "base_inputs": boot.shape[0],
             **numbers,
         }
@@ -239,9 +240,10 @@ def _sentence(
 ) -> str:
     where, variable, accuracy, kept = ", ".join(handle.places), handle.variable, found.accuracy, found.kept
     numbers = (
-        f"the handle is right on {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}] of the discriminating "
-        f"pairs, the full patch on {n['full_patch']:.3f}, copying the source on {n['copy_source']:.3f}, random handles "
-        f"on {n['random_mean']:.3f}; of the pairs that keep the variable, {kept.value:.3f} stay right"
+        f"of {n['discriminating']} discriminating test pairs, the handle is right on {accuracy.value:.3f} "
+        f"[{accuracy.low:.3f}, {accuracy.high:.3f}], patching the whole place on {n['full_patch']:.3f}, copying the "
+        f"source on {n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of {n['keeping']} test pairs "
+        f"that keep the variable, the handle leaves {kept.value:.3f} right"
     )
     also = f"{numbers[0].upper()}{numbers[1:]}."
     if status is Status.COMPACT:
@@ -279,13 +281,17 @@ def _output_variable(variable: str, sensitivity: BankRecording, readout: Readout
     """A variable that copying the source also sets: all there is to say is from where on a patch does it."""
     subject, reached = sensitivity.subject, 0.0
     said = f"{variable}: an output variable (its label always equals the source's answer); copying it proves nothing."
+    pairs = sensitivity.bank.power(variable).pairs
     for place in subject.places:
         right = correct(sensitivity, full_patch(variable, [place], subject), readout)
         reached = max(reached, float(right.double().mean()))
         if reached >= OUTPUT:
-            said += f" The earliest place that sets it, patched whole, is {place.name} ({reached:.3f})."
+            said += (
+                f" The earliest place that sets it when patched whole is {place.name}: the answer is right on "
+                f"{reached:.3f} of {pairs} test pairs."
+            )
             break
     else:
-        said += f" No place patched whole sets it on {OUTPUT:.0%} of the pairs (at best {reached:.3f})."
-    numbers = {"pairs": sensitivity.bank.power(variable).pairs, "patch": reached}
+        said += f" No place patched whole sets it on {OUTPUT:.0%} of {pairs} test pairs (at best on {reached:.3f})."
+    numbers = {"pairs": pairs, "patch": reached}
     return Verdict(variable, Status.OUTPUT, said, numbers)

@@ -144,7 +144,7 @@ class Finding:
         """How many seeds agree, where there are several."""
         if self.seeds < 2:
             return ""
-        return ", ".join(f"{status} in {n} of {self.seeds} seeds" for status, n in self.tally)
+        return "; ".join(f"{status} in {n} of {self.seeds} seeds" for status, n in self.tally)
 
     @property
     def told(self) -> str:
@@ -276,10 +276,11 @@ def _reasons(verdicts: Sequence[Json], status: Status) -> tuple[str, ...]:
     mine = next(v for v in verdicts if Status(v["status"]) is status)
     gates, of = mine.get("gates"), f"seed {mine['seed']}: " if len(verdicts) > 1 else ""
     known = [g for g in gates if isinstance(g, dict) and "sentence" in g] if isinstance(gates, list) else []
-    for answer in ("fails", "cannot say"):
-        found = [f"{of}{g['sentence']}" for g in known if g.get("answer") == answer and g.get("name") != "compact"]
+    # where it is undecided what is open counts, beside what fails: a handle that is right too seldom may be one in part
+    for answers in (("fails", "cannot say") if status is Status.UNDECIDED else ("fails",), ("cannot say",)):
+        found = [f"{of}{g['sentence']}" for g in known if g.get("answer") in answers and g.get("name") != "compact"]
         if found:
-            return tuple(found)
+            return tuple(x.replace("the discriminating pairs", "the pairs that can tell") for x in found)
     plain = str(mine["sentence"]).partition(" Note:")[0].removeprefix(f"{mine['variable']}: ")
     plain = plain.removeprefix("undecided with these pairs; ")  # the headline says it
     if plain.startswith("an output variable ("):

@@ -233,7 +233,8 @@ def setting(chosen: Json) -> str:
     for key, sign in (("k", "k"), ("K", "K"), ("strength", "λ"), ("epsilon", "ε"), ("beta", "β")):
         if numbers(chosen.get(key)):
             said.append(f"{sign} = {chosen[key]:g}")
-    return ", ".join([*said, *([str(chosen["form"])] if chosen.get("form") else [])])
+    form = str(chosen.get("form") or "")
+    return ", ".join([*said, *([form if form.startswith("newton") else f"closed form: {form}"] if form else [])])
 
 
 def _bounds(record: Json) -> list[float]:

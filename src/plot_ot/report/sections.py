@@ -83,6 +83,7 @@ SUBJECTS = {
 
 def subject_words(name: str) -> str:
     """The name of a network in a sentence; what is only the name of a class is told in words."""
+    name = re.sub(r"~[0-9a-f]{8}$", "", name)  # tells two paths apart (`privacy`), and nobody wants to read it
     family = re.fullmatch(r"([A-Z]\w*?)(?:ForCausalLM|LMHeadModel)", name)
     return f"a {family[1]} language model" if family else SUBJECTS.get(name, name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 
 from plot_ot.files.run_reading import Reading, numbers
@@ -10,7 +11,7 @@ from plot_ot.judging.gates import COMPACT_LOSS, KEEPS
 from plot_ot.judging.status import Status
 from plot_ot.methods import MethodKind
 from plot_ot.report.tables import CONTROLS, methods_in
-from plot_ot.report.words import count, percent
+from plot_ot.report.words import count, names, percent
 
 FEW_PAIRS = 50
 """Fewer calibration pairs that change a variable than this make a noisy choice."""
@@ -63,13 +64,17 @@ def warnings(reading: Reading, method: str | None) -> list[str]:
     seeds = reading.distinct("seed", "records")
     if len(seeds) == 1 and is_study(reading):
         found.append("One seed only: nothing is known about the spread over networks.")
-    return (
-        found
-        + _unfiltered(reading)
-        + _calibration(reading)
-        + _power(reading)
-        + (_handles(reading, method) if method else [])
-    )
+    of_variables = _calibration(reading) + _power(reading) + (_handles(reading, method) if method else [])
+    return found + _unfiltered(reading) + _together(of_variables, reading.distinct("variable", "verdicts"))
+
+
+def _together(said: Sequence[str], variables: Sequence[str]) -> list[str]:
+    """What is said of several variables in the same words, said once."""
+    whom: dict[str, list[str]] = {}
+    for line in said:
+        variable = next((v for v in variables if line.startswith(f"{v}: ")), "")
+        whom.setdefault(line.removeprefix(f"{variable}: ") if variable else line, []).append(variable)
+    return [f"{names(who)}: {what}" if any(who) else what for what, who in whom.items()]
 
 
 def _unfiltered(reading: Reading) -> list[str]:

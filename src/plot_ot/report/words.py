@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
 KINDS = {
     "layer": "layer {0}",
@@ -24,7 +25,8 @@ def percent(x: float) -> str:
     if 0.999 < x < 1:
         return ">99.9 %"
     near = (0 < x < 0.02) or (0.98 < x < 1)
-    return f"{100 * x:.1f} %" if near else f"{100 * x:.0f} %"
+    digits = Decimal("0.1" if near else "1")
+    return f"{Decimal(100 * x).quantize(digits, ROUND_HALF_UP)} %"  # as a browser rounds: the page has both
 
 
 def count(n: int, word: str) -> str:

@@ -99,9 +99,11 @@ class Level:
 
     def _why_directions(self) -> str:
         drawn = f"The {len(self.strips)} longest. " if len(self.strips) < len(self.items) else ""
+        cell = max((-(-s["width"] // max(1, len(s["reads"]))) for s in self.strips), default=1)
+        by = "neuron by neuron" if cell == 1 else f"a bar for the strongest of every {cell} neurons"
         if any(s["writes"] for s in self.strips):
-            return f"{drawn}Blue: what each direction reads; red: what it writes, neuron by neuron."
-        return f"{drawn}What each direction reads and writes, neuron by neuron."
+            return f"{drawn}Blue: what each direction reads; red: what it writes, {by}."
+        return f"{drawn}What each direction reads and writes, {by}."
 
     def plain(self) -> Json:
         """The level as plain values for the page, its items as short lists."""

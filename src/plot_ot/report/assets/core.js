@@ -16,8 +16,10 @@ const at = (part, method = picked.method, seed = picked.seed) => data[part]?.[St
 // Plotly reads a little HTML in its texts: names are shown as they are
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-// What tells names apart: without the beginning they share, never cutting into a number.
-function shortNames(names) {
+// What tells names apart: without the token that all are at and the beginning they share, never cutting into a number.
+function shortNames(full) {
+  const token = /@[^@[\]]*$/.exec(full[0] ?? "")?.[0];
+  const names = token && full.length > 1 && full.every((n) => n.endsWith(token)) ? full.map((n) => n.slice(0, -token.length)) : full;
   let shared = names[0] ?? "";
   for (const name of names) while (!name.startsWith(shared)) shared = shared.slice(0, -1);
   shared = shared.replace(/[[(]?[\d:]*$/, "");

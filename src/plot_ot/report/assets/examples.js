@@ -14,7 +14,8 @@ const tellingFirst = (some) => [...some].sort((a, b) => telling(b) - telling(a))
 
 // The prompt with the tokens at the edited positions marked; positions count characters, as Python does.
 function promptText(prompt, spans) {
-  const letters = Array.from(prompt);
+  const values = !spans.length && /^\S+ = [^,\n]+(, \S+ = [^,\n]+)*$/.test(prompt); // numbers by name: no line break inside one
+  const letters = Array.from(values ? prompt.replaceAll(" = ", "\u00a0=\u00a0") : prompt);
   const pre = element("pre", { dir: "auto" });
   let from = 0;
   for (const [start, end] of [...spans].sort((a, b) => a[0] - b[0])) {
@@ -39,18 +40,18 @@ function exampleCard(e) {
     element("dl", {}, ...said.filter(([, x]) => x !== undefined && x !== null).map(([title, x], k) => element("div", { class: k === 1 ? "after" : "" }, element("dt", {}, title), element("dd", { dir: "auto" }, String(x))))));
 }
 
-// One pair of the variable that is looked at: the first that tells most, right where the variable was found.
+// One pair of the variable that is looked at: the first that tells most, with the outcome that most such pairs have.
 function drawOne() {
   const box = document.getElementById("example-one");
   if (!box) return;
   const mine = tellingFirst((data.examples?.[String(picked.seed)] ?? []).filter((e) => e.method === picked.method && e.variable === zoom.variable));
   const verdict = (data.results.verdicts ?? []).find((v) => v.method === picked.method && v.seed === picked.seed && v.variable === zoom.variable);
-  const found = !verdict || /^(placed|in part)/.test(verdict.status);
-  const best = mine.filter((e) => telling(e) === telling(mine[0]));
-  const shown = best.find((e) => e.right === found) ?? best[0];
-  box.replaceChildren(...(shown ? [exampleCard(shown)] : []));
   const share = verdict?.evidence?.handle;
-  const of = typeof share === "number" ? ` The handle is right on ${percent(share)} of all such test pairs.` : "";
+  const usual = typeof share === "number" ? share >= 0.5 : !verdict || /^(placed|in part)/.test(verdict.status);
+  const best = mine.filter((e) => telling(e) === telling(mine[0]));
+  const shown = best.find((e) => e.right === usual) ?? best[0];
+  box.replaceChildren(...(shown ? [exampleCard(shown)] : []));
+  const of = typeof share === "number" ? ` The handle is right on ${percent(share)} of the test pairs that can tell.` : "";
   const kind = telling(shown ?? {}) === 2 ? "that doing nothing and copying the source would both get wrong" : "that the swap should change";
   document.getElementById("example-why").textContent = shown ? `A test pair ${kind}, for ${zoom.variable}.${of}` : `No example of ${picked.method} on ${zoom.variable} in seed ${picked.seed} was kept.`;
 }

@@ -170,8 +170,8 @@ function headOf(level, k, width) {
 // Where the bars and the dots of a step begin.
 function columns(level, width) {
   const names = shortNames(level.items.map((i) => i[0]));
-  const roomy = level.items.length <= 25;
-  const a = roomy ? Math.min(0.36 * width, 14 + 7.2 * Math.max(...names.map((x) => String(x).length))) : 0;
+  const longest = Math.max(...names.map((x) => String(x).length));
+  const a = level.items.length <= 25 ? Math.min(0.36 * width, 14 + 7.2 * longest) : longest <= 8 ? 10 + 6.4 * longest : 0;
   const scored = level.measure === "mass" && level.items.some((i) => i[3] !== null);
   return [a, scored ? a + (width - a) * 0.52 : width];
 }
@@ -197,7 +197,8 @@ function drawRows(stage, level, rows, x, y, width) {
   const names = shortNames(level.items.map((i) => i[0])), [a, b] = columns(level, width);
   const values = level.items.map((i) => Math.max(0, (level.measure === "score" ? i[3] : i[1]) ?? 0));
   const most = Math.max(...values, 1e-12), step = rows[0].to - rows[0].from, roomy = step >= 12.5 && a > 0;
-  const space = step > 8 ? 3 : step > 3 ? 0.6 : 0, value = roomy ? 50 : 0, side = a || b < width ? 0 : 74;
+  const space = step > 8 ? 3 : step > 3 ? 0.6 : 0, value = a ? 50 : 0, side = a ? 0 : 74;
+  const every = Math.ceil(13 / step), taken = rows.filter((r) => r.on).map((r) => r.from); // many rows: every so many have a name
   let free = -1e9;
   rows.forEach(({ item, k, from, on }) => {
     const top = y + from + space / 2, tall = Math.max(step - space, 0.5), round = Math.min(3, step / 4), base = y + from + step / 2 + 4;
@@ -207,22 +208,22 @@ function drawRows(stage, level, rows, x, y, width) {
     const bar = shape("rect", { x: x + a, y: top, width: Math.max(1, (long * values[k]) / most), height: tall, class: "bar", rx: round });
     if (!on) bar.setAttribute("opacity", 0.35 + (0.6 * values[k]) / most);
     slab.append(bar);
-    if (roomy) {
+    const named = roomy || (on && base - free >= 13), tick = !named && !on && a > 0 && k % every === 0 && taken.every((t) => Math.abs(t - from) >= 13);
+    if (named && a) {
       slab.append(text(x + 5, base, clipped(names[k], a - 8), step < 20 ? "small name" : "name"));
       slab.append(text(x + b - 6, base, level.measure === "mass" && level.total ? percent(shareOf(level, item)) : percent(values[k]), "small", "end"));
-    } else if (on && base - free >= 13) { // only what was taken has a name
-      slab.append(text(x + width - side + 6, base, clipped(names[k], 70), "small"));
-      free = base;
-    }
-    if (b < width && item[3] !== null) scoreDot(slab, item[3], x + b, base - 4, width - b, roomy);
+    } else if (tick) slab.append(text(x + 5, base, clipped(names[k], a - 8), "small"));
+    else if (named) slab.append(text(x + width - side + 6, base, clipped(names[k], 70), "small")); // long names: only what was taken has one
+    if (named && !roomy) free = base;
+    if (b < width && item[3] !== null) scoreDot(slab, item[3], x + b, base - 4, width - b - side, a > 0, roomy, named && a > 0);
     stage.append(slab);
   });
 }
 
-function scoreDot(slab, score, x, y, width, labelled) {
-  const long = width - (labelled ? 60 : 10);
+function scoreDot(slab, score, x, y, width, spaced, large, labelled) {
+  const long = width - (spaced ? 60 : 10);
   slab.append(shape("line", { x1: x, x2: x + long, y1: y, y2: y, class: "track" }));
-  slab.append(shape("circle", { cx: x + long * Math.min(1, Math.max(0, score)), cy: y, r: labelled ? 4.5 : 2.5, class: "score" }));
+  slab.append(shape("circle", { cx: x + long * Math.min(1, Math.max(0, score)), cy: y, r: large ? 4.5 : 2.5, class: "score" }));
   if (labelled) slab.append(text(x + width - 5, y + 4, percent(score), "small", "end"));
 }
 

@@ -1,0 +1,118 @@
+"""A handle that swaps one thing its variable is made of is not the variable in part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from plot_ot.abstract.banks import draw_pairs
+from plot_ot.abstract.causal_model import CausalModel
+from plot_ot.judging.bench import Bench
+from plot_ot.judging.controls import full_patch
+from plot_ot.judging.gates import Answer
+from plot_ot.judging.status import Status
+from plot_ot.judging.verdict import Opponents, Verdict, judge
+from plot_ot.signatures import as_readout
+from plot_ot.subjects import CausalSubject, record
+
+ROWS = torch.cartesian_prod(*[torch.arange(3)] * 5)
+INPUTS = ["a", "b", "c", "d", "e"]
+
+
+def claimed(p=lambda a, b: torch.minimum(a, b)) -> CausalModel:
+    """The hypothesis: p of a and b, then the answer."""
+    mechanisms = {"p": p, "q": lambda d, e: (d + e) % 3, "y": lambda p, q, c: (p + 2 * q + c) % 3}
+    return CausalModel(INPUTS, mechanisms, output="y", variables=["p", "q"])
+
+
+def network(mechanisms: Mapping[str, object], places: list[str]) -> CausalSubject:
+    """A network with the same answers that holds other things."""
+    return CausalSubject(CausalModel(INPUTS, mechanisms, output="y"), ROWS, places)
+
+
+def verdict_on(subject: CausalSubject, place: int, causal: CausalModel) -> Verdict:
+    """The verdict on patching one place whole, as p's handle."""
+    generator = torch.Generator().manual_seed(0)
+    banks = [draw_pairs(causal, ROWS, kind, 300, generator, variable="p") for kind in ("sensitive", "invariant")]
+    banks.append(draw_pairs(causal, ROWS, "balanced", 300, generator))
+    sensitivity, invariance, both = record(subject, *banks)
+    handle, other = (full_patch("p", [subject.places[k]], subject) for k in (place, -1))
+    readout = as_readout("softmax")
+    return judge(handle, sensitivity, invariance, both, both, Opponents(lambda k: other), readout, generator)
+
+
+def bench_of(causal: CausalModel) -> tuple[Bench, CausalSubject]:
+    """The test pairs of p in a network that holds its parents only."""
+    subject = network(PARENTS_ONLY, ["a", "b", "q"])
+    generator = torch.Generator().manual_seed(0)
+    banks = [draw_pairs(causal, ROWS, kind, 300, generator, variable="p") for kind in ("sensitive", "invariant")]
+    return Bench("p", *record(subject, *banks), as_readout("softmax")), subject
+
+
+def answers(verdict: Verdict) -> dict[str, Answer]:
+    start = "does more than swap "
+    return {gate.name.removeprefix(start): gate.answer for gate in verdict.gates if gate.name.startswith(start)}
+
+
+PARENTS_ONLY = {
+    "q": lambda d, e: (d + e) % 3,
+    "y": lambda a, b, q, c: (torch.minimum(a, b) + 2 * q + c) % 3,
+}
+
+
+def test_a_place_that_holds_one_parent_is_refused_by_name():
+    verdict = verdict_on(network(PARENTS_ONLY, ["a", "b", "q"]), 1, claimed())
+    assert verdict.status is Status.ABSENT
+    assert 0.3 < verdict.evidence["handle"] < 0.8  # it is right in part
+    assert answers(verdict) == {"a": Answer.HOLDS, "b": Answer.FAILS}
+    assert "it carries b" in verdict.sentence
+
+
+@pytest.mark.parametrize(("place", "carried"), [(0, "a"), (1, "b")])
+def test_either_parent_is_told_by_its_own_pairs(place, carried):
+    bench, subject = bench_of(claimed())
+    gates = bench.made_of(full_patch("p", [subject.places[place]], subject))
+    assert {gate.name.split()[-1]: gate.answer for gate in gates} == {
+        part: Answer.FAILS if part == carried else Answer.HOLDS for part in "ab"
+    }
+    assert {gate.name.split()[-1]: gate.value for gate in gates}[carried] == -1.0  # the place is exactly that
+
+
+def test_a_variable_that_only_some_inputs_use_is_not_taken_for_a_parent():
+    mechanisms = {
+        "p": lambda a, b: torch.minimum(a, b),
+        "q": lambda d, e: (d + e) % 3,
+        "y": lambda a, b, p, q, c: (torch.where(c == 0, torch.minimum(a, b), p) + 2 * q + c) % 3,
+    }
+    verdict = verdict_on(network(mechanisms, ["p", "q"]), 0, claimed())
+    assert verdict.evidence["handle"] < 0.8
+    assert set(answers(verdict).values()) == {Answer.HOLDS}
+    assert "carries" not in verdict.sentence
+
+
+def test_a_handle_that_works_is_not_asked():
+    mechanisms = {
+        "p": lambda a, b: torch.minimum(a, b),
+        "q": lambda d, e: (d + e) % 3,
+        "y": lambda p, q, c: (p + 2 * q + c) % 3,
+    }
+    verdict = verdict_on(network(mechanisms, ["p", "q"]), 0, claimed())
+    assert verdict.status.found
+    assert not answers(verdict)
+
+
+def test_mixtures_that_a_mechanism_refuses_are_not_asked_about():
+    refuses = []
+
+    def p(a, b):
+        if refuses:
+            raise ValueError("not written for such a mixture")
+        return torch.minimum(a, b)
+
+    bench, subject = bench_of(claimed(p))
+    handle = full_patch("p", [subject.places[0]], subject)
+    assert len(bench.made_of(handle)) == 2
+    refuses.append(True)
+    assert bench.made_of(handle) == []
