@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from plot_ot.cli.common import Quiet, Threads, console, errors, memory_bytes, printable
+from plot_ot.cli.common import Debug, Quiet, Threads, console, errors, memory_bytes, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 
@@ -44,6 +44,7 @@ def mib(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws and the training.")] = 0,
     threads: Threads = 1,
     quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Write a submission to the causal-variable track of MIB, the Mechanistic Interpretability Benchmark."""
     import torch
