@@ -458,7 +458,7 @@ def test_data_come_from_the_hub_too(monkeypatch, tmp_path, data: Path) -> None:
 
 def test_the_command_says_what_is_wrong(data: Path, tmp_path) -> None:
     for more, said in (
-        (["--method", "magic", "--debug"], "magic"),
+        (["--method", "magic"], "magic"),
         (["--heads", "7-3"], "expected layers and heads such as 7.3,8.10"),
         (["--cities", str(tmp_path / "none.json")], "missing"),
     ):
