@@ -90,7 +90,8 @@ def along(
             "Give the `receivers` that paths lead to (and the `senders` where they begin, by default all places), or "
             "the `paths` themselves."
         )
-    paths, senders, receivers = ([x] if isinstance(x, str) else x for x in (paths, senders, receivers))
+    paths = [paths] if isinstance(paths, str) else paths
+    senders, receivers = ([names] if isinstance(names, str) else names for names in (senders, receivers))
     held = tuple(subject.place(name) for name in ([around] if isinstance(around, str) else around))
     if paths is not None:
         return PathSubject(subject, [p if isinstance(p, Path) else _parsed(subject, p, held) for p in paths])
