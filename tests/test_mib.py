@@ -426,6 +426,9 @@ def test_data_that_does_not_fit_is_refused(tmp_path, data: Path) -> None:
     folder.mkdir()
     with pytest.raises(PlotError, match="There is no train data"):
         read_split(asked, str(folder), "train")
+    for missing in ("nodata", "./owner/name", "/data/none", "a/b/c"):
+        with pytest.raises(PlotError, match=f"There is no file or folder {missing}, and a data set on the hub"):
+            read_split(asked, missing, "train")
     (folder / "train.jsonl").write_text('{"prompt": "The lemon is yellow. What?"}')
     with pytest.raises(PlotError, match=r"train\.jsonl, entry 0: not an entry of 4_answer_MCQA"):
         read_split(asked, str(folder), "train")

@@ -434,6 +434,15 @@ def test_names_of_paths_in_words():
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
+def test_one_name_is_as_good_as_a_list_of_one(subject):
+    for given, listed in (
+        ({"receivers": "c", "senders": "a"}, {"receivers": ["c"], "senders": ["a"]}),
+        ({"paths": "a->c"}, {"paths": ["a->c"]}),
+        ({"receivers": "output", "around": "c"}, {"receivers": ["output"], "around": ["c"]}),
+    ):
+        assert along(subject, **given).places == along(subject, **listed).places
+
+
 def test_what_is_no_path_is_refused(subject):
     with refused("Give the `receivers`"):
         along(subject)

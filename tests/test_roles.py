@@ -206,7 +206,12 @@ def test_what_has_no_roles_is_refused(handle, made, subject, looking):
     assert_refused(lambda: with_roles(subject, made.rows, roles={}), ["Give the `inputs`"])
     assert_refused(lambda: with_roles(subject, roles={}), ["nothing but the last token"])
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    assert_refused(lambda: with_roles(MLPSubject(net), made.rows), ["tokens in prompts", "MLPSubject"])
+    assert_refused(
+        lambda: with_roles(MLPSubject(net), made.rows), ["tokens in prompts", "MLPSubject", "load_subject(model, hyp"]
+    )
+    assert_refused(lambda: with_roles(subject, made.rows[:0]), ["no inputs"])
+    assert_refused(lambda: with_roles(subject, made.rows, reach=-1), ["`reach`", "-1"])
+    assert_refused(lambda: with_roles(subject, roles=looking.rules), ["roles_of(handle)", "found dict"])
     assert_refused(lambda: derive_roles([]), ["found none"])
     assert_refused(lambda: derive_roles([[1], []]), ["empty"])
     assert_refused(lambda: Role("middle"), ["Unknown kind of role 'middle'"])
@@ -217,6 +222,11 @@ def test_what_has_no_roles_is_refused(handle, made, subject, looking):
     )
     assert_refused(lambda: roles_of(plain), ["does not find its tokens by roles"])
     assert_refused(lambda: handle.apply(subject, made.rows[:2], made.rows[:2]), ["Unknown place 'block_output.0@3+1'"])
+
+
+def test_a_token_without_a_word_still_has_a_name(made, subject):
+    found = with_roles(subject, made.rows[:40], word=lambda token: None)
+    assert len(found.rules) == len(with_roles(subject, made.rows[:40]).rules)
 
 
 def test_a_prompt_without_the_role_is_refused(made, looking):

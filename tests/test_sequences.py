@@ -135,6 +135,16 @@ def test_a_hypothesis_spells_its_answers():
         h.answer_sequences(Letters(), end="?")
 
 
+def test_plans_count_every_beginning_of_an_answer():
+    """The prompt's own token, and for (5,) and (5, 6) the tokens that are run after it."""
+    plain, several = (
+        SequenceSubject(make("llama"), prompts, answers) for answers in ([[5], [6], [7]], [[5, 6, 8], [5, 7], [9]])
+    )
+    one, more = plain.shape(3), several.shape(3)
+    assert one.after == plain.prompt.shape(3).after
+    assert more.after == tuple((1 + 2 + 3) * blocks for blocks in one.after)
+
+
 def test_a_store_of_another_subject_is_refused():
     subject = SequenceSubject(make("llama"), prompts, ANSWERS)
     store, place = subject.prompt.record(torch.arange(2)[:, None]), subject.places[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ def test_a_card_without_a_verdict_says_so(hub: LocalHub) -> None:
     assert "base_model" not in card
 
 
+def test_what_is_no_verdict_or_another_variables_is_not_published(hub: LocalHub) -> None:
+    other = replace(verdict(), variable="sum")
+    for given, said in ((other, "that of 'sum'"), ({"carry": verdict()}, "found dict"), ("placed", "found str")):
+        with pytest.raises(PlotError, match=said) as refused:
+            example(network()).push_to_hub("ann/carry", verdict=given)
+        assert "result.verdicts['carry']" in str(refused.value)
+    assert not hub.files
+
+
 def test_nothing_shared_names_a_folder_or_user_of_this_machine(hub: LocalHub) -> None:
     home, data = str(Path.home() / "secret" / "pairs.csv"), "/home/somebody/data/pairs.csv"
     handle = example(network(), trained_on=home, notes=[f"read from {data}, twice"], deep={"at": {"here": data}})
@@ -114,7 +124,8 @@ def test_text_of_others_stays_text_on_the_card(hub: LocalHub) -> None:
     subject = network()
     [edit] = example(subject).edits
     nasty = "x`\n---\n# Owned <script>alert(1)</script> | [link](http://x)"
-    Handle(nasty, (edit,), subject.identity()).push_to_hub("ann/carry", verdict=verdict("<img src=x> |a|"))
+    told = replace(verdict("<img src=x> |a|"), variable=nasty)
+    Handle(nasty, (edit,), subject.identity()).push_to_hub("ann/carry", verdict=told)
     card = hub.files["models/ann/carry"]["README.md"].decode()
     shown = re.sub(r"`[^`\n]*`", "", card)  # between backticks, and in indented lines, text is text
     shown = "\n".join(line for line in shown.splitlines() if not line.startswith("    "))
@@ -149,6 +160,7 @@ def test_what_is_missing_or_forbidden_is_said_in_one_line(hub: LocalHub) -> None
     with pytest.raises(PlotError, match="could not be written") as said:
         example(network()).push_to_hub("ann/carry")
     assert "hf auth login" in str(said.value)
+    assert re.search(r"\. Check the network, log in", str(said.value))
     assert "\n" not in str(said.value)
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from plot_ot.cli.common import AsJson, Quiet, Threads, console, errors, memory_bytes, printable
+from plot_ot.cli.common import AsJson, Debug, Quiet, Threads, console, errors, memory_bytes, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 
@@ -46,6 +46,7 @@ def mib(
     threads: Threads = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Write a submission to the causal-variable track of MIB, the Mechanistic Interpretability Benchmark."""
     import torch

@@ -18,7 +18,10 @@ def upload(repo_id: str, files: Mapping[str, bytes], message: str, *, private: b
     """Put files into a repository of models, in one commit; the repository is made if it is not there. Its address."""
     require_id(repo_id)
     hub = _client()
-    with _told(f"'{repo_id}' could not be written", "Log in with `hf auth login`, or give a `token` that may write."):
+    with _told(
+        f"'{repo_id}' could not be written",
+        "Check the network, log in with `hf auth login`, or give a `token` that may write.",
+    ):
         api = hub.HfApi(token=token)
         address = api.create_repo(repo_id, private=private, exist_ok=True)
         added = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in files.items()]
@@ -67,4 +70,4 @@ def _told(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as e:
         reason = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
-        raise PlotError(f"{what}: {reason} {advice}") from e
+        raise PlotError(f"{what}: {reason}{'' if reason.endswith(('.', '!', '?')) else '.'} {advice}") from e

@@ -19,7 +19,7 @@ from plot_ot.errors import PlotError, unknown
 from plot_ot.files.hub import download, upload
 from plot_ot.files.writing import write_atomically
 from plot_ot.handles.edit import Edit
-from plot_ot.handles.sharing import HANDLE_FILE, MOST_SHARED, CardVerdict, handle_card, shareable
+from plot_ot.handles.sharing import HANDLE_FILE, MOST_SHARED, CardVerdict, handle_card, require_verdict, shareable
 from plot_ot.handles.storing import Stored, Value, as_value, handle_bytes, read_handle
 from plot_ot.subjects import BankRecording, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
@@ -177,6 +177,7 @@ class Handle:
         The card says what the handle is, where it was found, its controls and verdict, and how to use it. Nothing that
         is shared names a folder of this machine. `token` is by default the one that you are logged in with.
         """
+        require_verdict(self.variable, verdict)
         shared = replace(self, chosen=shareable(self.chosen))
         card = handle_card(shared._stored(), repo_id, self.describe(), model, verdict)
         files = {HANDLE_FILE: handle_bytes(shared._stored()), "README.md": card.encode()}

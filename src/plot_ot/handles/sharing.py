@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from plot_ot.errors import PlotError
 from plot_ot.files.hub import REPOSITORY
 from plot_ot.files.privacy import shared_path, shared_text
 from plot_ot.handles.storing import Stored
@@ -33,6 +34,10 @@ CONTROLS = {
 
 class CardVerdict(Protocol):
     """What the tests said about a handle: a `plot_ot.Verdict`."""
+
+    @property
+    def variable(self) -> str:
+        """Whose verdict it is."""
 
     @property
     def status(self) -> Any:
@@ -60,6 +65,22 @@ def shareable(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [shareable(v) for v in value]
     return value
+
+
+def require_verdict(variable: str, verdict: Any) -> None:
+    """Refuse what is no verdict, or that of another variable: nobody reads a card twice."""
+    if verdict is None:
+        return
+    if not all(hasattr(verdict, name) for name in ("variable", "status", "sentence", "evidence", "gates")):
+        raise PlotError(
+            f"`verdict` is what the tests said about this handle: result.verdicts[{variable!r}]; found "
+            f"{type(verdict).__name__}."
+        )
+    if verdict.variable != variable:
+        raise PlotError(
+            f"The verdict is that of '{verdict.variable}', the handle that of '{variable}': give "
+            f"result.verdicts[{variable!r}]."
+        )
 
 
 def handle_card(stored: Stored, repo_id: str, described: str, model: str | None, verdict: CardVerdict | None) -> str:

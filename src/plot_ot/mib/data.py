@@ -67,6 +67,8 @@ def _files(task: Question, data: str | None) -> Sequence[Path]:
     if at.is_file():
         return [at]
     if not at.is_dir():
+        if data.count("/") != 1 or data.startswith((".", "/", "~")):
+            raise PlotError(f"There is no file or folder {data}, and a data set on the hub is named owner/name.")
         return fetched(data, task.folder)
     inner = next((f for f in (at / name / task.folder, at / name, at / task.folder) if f.is_dir()), at)
     return sorted(f for f in inner.rglob("*") if f.suffix in SUFFIXES and f.is_file())

@@ -75,7 +75,8 @@ def submit(
             some_of_each(test, settings.test_pairs, settings.seed),
         )
         kept = [answered(prompts, pairs, new_tokens) for pairs in chosen]
-        progress(f"{task}: {len(kept[0])} of {len(chosen[0])} training pairs answered rightly in {new_tokens} tokens")
+        written = f"{new_tokens} token{'s' * (new_tokens != 1)}"
+        progress(f"{task}: {len(kept[0])} of {len(chosen[0])} training pairs answered rightly in {written}")
         for name, pairs in zip(("training", "test"), kept, strict=True):
             _refuse_empty(name, pairs, prompts, train, new_tokens)
         for cell in (c for c in cells if c.task == task):

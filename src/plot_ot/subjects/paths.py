@@ -71,11 +71,11 @@ class Path:
 
 def along(
     subject: Subject,
-    paths: Sequence[str | Path] | None = None,
+    paths: str | Sequence[str | Path] | None = None,
     *,
-    senders: Sequence[str] | None = None,
-    receivers: Sequence[str] | None = None,
-    around: Sequence[str] = (),
+    senders: str | Sequence[str] | None = None,
+    receivers: str | Sequence[str] | None = None,
+    around: str | Sequence[str] = (),
 ) -> PathSubject:
     """The same network, looked at along paths: its places are paths, everything else stays as it is.
 
@@ -90,7 +90,8 @@ def along(
             "Give the `receivers` that paths lead to (and the `senders` where they begin, by default all places), or "
             "the `paths` themselves."
         )
-    held = tuple(subject.place(name) for name in around)
+    paths, senders, receivers = ([x] if isinstance(x, str) else x for x in (paths, senders, receivers))
+    held = tuple(subject.place(name) for name in ([around] if isinstance(around, str) else around))
     if paths is not None:
         return PathSubject(subject, [p if isinstance(p, Path) else _parsed(subject, p, held) for p in paths])
     begin = subject.places if senders is None else [subject.place(name) for name in senders]

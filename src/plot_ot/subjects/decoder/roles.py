@@ -99,9 +99,9 @@ class Role:
         return cls(str(told.get("kind")), int(told["number"]), tuple(tokens))
 
 
-def _plain(word: str) -> str:
+def _plain(word: object) -> str:
     """A token's text without what has a meaning in names of places."""
-    return "".join(c for c in word.strip() if c not in "@|{}\n" and c.isprintable()).replace("->", "") or "·"
+    return "".join(c for c in str(word).strip() if c not in "@|{}\n" and c.isprintable()).replace("->", "") or "·"
 
 
 # -- reading roles off prompts ----------------------------------------------------------------------------------------
@@ -252,13 +252,26 @@ def with_roles(
     as those of a handle (`roles_of(handle)`). Roles of tokens that are the last one in every prompt are left out.
     """
     if not isinstance(subject, DecoderSubject):
-        raise PlotError(f"Roles are those of tokens in prompts; found a {type(subject).__name__}.")
+        raise PlotError(
+            f"Roles are those of tokens in prompts; found a {type(subject).__name__}. Give a DecoderSubject, such as "
+            f"load_subject(model, hypothesis) makes, and rows of inputs (hypothesis.rows(...))."
+        )
+    if reach < 0:
+        raise PlotError(f"`reach` is how many tokens from a landmark are looked at, 0 or more; found {reach}.")
     if (inputs is None) == (roles is None):
         raise PlotError("Give the `inputs` whose prompts roles are read off, or the `roles`.")
     if roles is None:
         assert inputs is not None  # noqa: S101
+        if not len(inputs):
+            raise PlotError("There are no inputs: roles are read off their prompts.")
         derived = derive_roles(prompts_of(*subject.encoded(inputs)), reach)
         roles = {role.name(word): role for role in derived if role != Role("end", 1)}
+    for name, role in roles.items():
+        if not isinstance(role, Role):
+            raise PlotError(
+                f"`roles` are those of a handle, roles_of(handle); found {type(role).__name__} as '{name}'. To use "
+                f"those of a subject again, look at the same prompts."
+            )
     if not roles:
         raise PlotError("These prompts have one token each: there is nothing but the last token.")
     found = _Found(subject, roles)

@@ -112,7 +112,10 @@ class SequenceSubject(Subject):
         return self.prompt.identity()
 
     def shape(self, outputs: int) -> Shape:
-        return self.prompt.shape(outputs)
+        """Every beginning of an answer is one more resumed pass, of the prompt's last token and its own tokens."""
+        one = self.prompt.shape(outputs)
+        tokens = sum(1 + len(begun) for begun in self._readers)
+        return replace(one, after=tuple(tokens * blocks for blocks in one.after))
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         return self.prompt.lengths(inputs)
