@@ -1,6 +1,6 @@
 """Run docs/tutorial.ipynb and keep its outputs.
 
-    python scripts/run_tutorial.py          (about a minute and a half of one core)
+    python scripts/run_tutorial.py          (about a minute of one core)
 
 The charts of a result are megabytes of HTML and change with every run: they are left out, the table above them stays.
 So are the traces of progress bars.

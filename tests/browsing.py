@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-selenium = pytest.importorskip("selenium", reason="Selenium is not installed: pip install plot-ot[browser]")
+selenium = pytest.importorskip("selenium", reason="Selenium is not installed: pip install selenium")
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402

@@ -43,6 +43,8 @@ class Script:
     """The handle on pairs that keep the variable."""
     still: Right = 1.0
     """The handle on pairs that change the variable and not the answer."""
+    alone: Right = 0.0
+    """How often the handle gives the answer of swapping one parent, where that is another one."""
     copied: Right = 0.0
     patch: Right = 0.5
     """The whole place of the handle, layer1."""
@@ -64,6 +66,8 @@ class Script:
         self, recording: BankRecording, handle: Handle, readout: Readout, variable: str | None = None
     ) -> Tensor:
         """In the place of `calibrate.correct`."""
+        if variable == bench.ALONE:
+            return right_on(recording.bank, self.alone)
         role = handle.chosen.get("role") or self._role(handle)
         if role in ("handle", "rebuilt") and bool(recording.bank.unseen(handle.variable).all()):
             return right_on(recording.bank, self.still)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-pytest.importorskip("selenium", reason="Selenium is not installed: pip install plot-ot[browser]")
+pytest.importorskip("selenium", reason="Selenium is not installed: pip install selenium")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("selenium", reason="Selenium is not installed: pip install plot-ot[browser]")
+pytest.importorskip("selenium", reason="Selenium is not installed: pip install selenium")
 import plot_ot
 import report_runs
 from browsing import complaints, every, look, needs_browser, one, open_browser, soon, visit

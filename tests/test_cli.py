@@ -320,3 +320,31 @@ def test_every_registered_task_has_a_run_command_and_no_other_has():
     from plot_ot.tasks import TASKS
 
     assert {c.name for c in app.registered_commands} == set(TASKS)
+
+
+# -- a hypothesis of one's own ------------------------------------------------------------------------------------
+
+
+def test_localize_ends_in_plain_sentences_or_in_json_and_nothing_else(monkeypatch, tmp_path, capsys):
+    """A4, A10: it printed the verdicts' own sentences only, had no --json, and mixed in what a task file prints."""
+    from test_docs import DOCS, blocks
+
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 5)
+    code = blocks(DOCS / "choosing.md", "python")[0].text  # a network with known neurons
+    task = tmp_path / "task.py"
+    task.write_text(f"{code}\nhypothesis, inputs = causal, rows\nprint('said by the task')\n", encoding="utf-8")
+    words = ["localize", str(task), "--size", "100"]
+    assert call(monkeypatch, *words, "--out", str(tmp_path / "one")) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for expected in (
+        "sign (computed from x0 and x1)",
+        "test pairs that can tell",
+        "copying that input's answer",
+        "Report:",
+    ):
+        assert expected in told
+    assert "said by the task" not in told
+    assert call(monkeypatch, *words, "--out", str(tmp_path / "two"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [f["variable"] for f in found["findings"]] == ["sign", "size"]
+    assert found["findings"][0]["pairs"]

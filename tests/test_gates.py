@@ -94,7 +94,8 @@ def test_answers_that_should_stay_do_at_ninety_percent(low, high, answer):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "answer"), [(0.01, 1.0, HOLDS), (-0.2, 0.2, OPEN), (-1.0, 0.0, FAILS), (-1.0, 0.01, OPEN)]
+    ("low", "high", "answer"),
+    [(0.01, 1.0, HOLDS), (-0.2, 0.2, OPEN), (-1.0, -0.01, FAILS), (-1.0, 0.0, OPEN), (0.0, 0.0, OPEN)],
 )
 def test_the_answer_of_a_part_alone_must_not_be_the_commoner_one(low, high, answer):
     gate = g.does_more_than("x", Interval((low + high) / 2, low, high, 40))

@@ -198,8 +198,18 @@ def test_families_of_other_inputs_count_in_full_and_many_families_have_a_bound()
     apart = np.kron(np.eye(3), np.ones((20, 1))) > 0
     assert independent_inputs(apart) == 60
     assert independent_inputs(np.ones((20, 3), dtype=bool)) == 20
-    many = np.random.default_rng(0).random((50, 12)) < 0.5
-    assert independent_inputs(many) <= min(50, 12 * many.sum(axis=0).min())
+    five_variables = np.kron(np.eye(16), np.ones((15, 1))) > 0  # each kind of swap has inputs of its own
+    assert independent_inputs(five_variables) == 240
+    many = np.random.default_rng(0).random((50, 20)) < 0.5
+    assert independent_inputs(many) <= min(50, 20 * many.sum(axis=0).min())
+
+
+def test_sets_of_many_families_are_looked_at_one_by_one():
+    inside = np.random.default_rng(1).random((40, 11)) < 0.15
+    inside[:, 3] = inside[:, 4]  # two families of the same few inputs
+    sets = [[f for f in range(11) if k >> f & 1] for k in range(1, 1 << 11)]
+    expected = min(11 * inside[:, some].any(axis=1).sum() / len(some) for some in sets)
+    assert independent_inputs(inside) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.9, 0.95])

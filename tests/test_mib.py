@@ -51,8 +51,9 @@ def submission(models, data, tmp_path_factory) -> Path:
             found.model.save_pretrained(at)
             found.tokenizer.save_pretrained(at)
             given = ["--data", str(data), "--cities", str(data / "cities.json"), "--out", str(folder / "out")]
-            done = CliRunner().invoke(app, ["mib", "--model", str(at), *given, *QUICK])
+            done = CliRunner().invoke(app, ["mib", "--model", str(at), *given, *QUICK, "--json"])
         assert done.exit_code == 0, done.exception or done.output
+        assert set(json.loads(done.stdout)) == {c.folder for c in CELLS if c.model == kind}
     return folder / "out"
 
 

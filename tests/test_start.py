@@ -1,6 +1,7 @@
 """Starting up: what is imported before anything is asked for, completion, and what a missing extra says."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,9 +147,23 @@ def test_help_fits_the_terminal_and_cuts_no_word(words, columns):
     """At 60 columns an option lost its end, and sentences stood in a column of ten letters."""
     printed, _ = command(*words, "--help", COLUMNS=str(columns))
     assert "…" not in printed
-    assert "..." not in printed.replace("[ARGS]...", "").replace("DIRECTORIES...", "").replace("cuda:1, ...", "")
+    assert "..." not in printed.replace("[ARGS]...", "").replace("}...", "").replace("DIRECTORIES...", "").replace(
+        "cuda:1, ...", ""
+    )
     assert max(map(len, printed.splitlines())) <= columns
     assert "│" not in printed
+    assert "\\[" not in printed
     if not words:
         headings = ["Your own hypothesis:", "The studies that come with the package:", "What a run found:"]
         assert [line for line in printed.splitlines() if line in headings] == headings
+
+
+def test_every_extra_that_a_message_or_page_names_exists():
+    """`plot-ot[bench]` was named long after it had become a group of developers."""
+    root = Path(SRC).parent
+    declared = (root / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
+    extras = set(re.findall(r"^([\w-]+) = \[", declared.partition("\n[")[0], re.M))
+    assert "hf" in extras
+    for path in [*Path(SRC).rglob("*.py"), *(root / "docs").rglob("*.md"), root / "README.md"]:
+        for named in re.findall(r"plot-ot\[([\w,-]+)\]", path.read_text(encoding="utf-8")):
+            assert set(named.split(",")) <= extras, f"{path.name} names plot-ot[{named}]"

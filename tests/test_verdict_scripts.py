@@ -63,6 +63,8 @@ def test_everything_met_is_placed_and_compact_and_every_gate_is_in_the_table(ben
         ({"handle": 0.82}, UNDECIDED, WORKS),
         ({"handle": 0.78}, UNDECIDED, WORKS),
         ({"handle": 0.7}, IN_PART, WORKS),
+        ({"handle": 0.7, "alone": 0.5}, IN_PART, WORKS),
+        ({"handle": 0.7, "kept": 0.95, "still": 0.95, "alone": 1.0}, ABSENT, "does more than swap a"),
         ({"kept": 0.95}, COMPACT, None),
         ({"kept": 0.91}, UNDECIDED, REST),
         ({"kept": 0.85}, ABSENT, REST),

@@ -43,19 +43,22 @@ class Terminal(Console):
 class PlainHelp(TyperCommand):
     """A command whose help has one column of options and one of sentences: it fits 60 columns, and has no box."""
 
-    def format_help(self, *where: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Without Rich, whose table has a column for types and leaves ten letters to the sentences."""
         self.rich_markup_mode = None
-        super().format_help(*where)
+        super().format_help(ctx, formatter)
+        formatter.buffer[:] = [
+            text.replace("\\[", "[") for text in formatter.buffer
+        ]  # older Typers write for Rich anyway
 
 
 class PlainGroup(TyperGroup):
     """Commands in groups, a line each, in the same plain way."""
 
-    def format_help(self, *where: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Without Rich."""
         self.rich_markup_mode = None
-        super().format_help(*where)
+        super().format_help(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Each group of commands under its name."""

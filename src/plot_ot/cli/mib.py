@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from plot_ot.cli.common import Debug, Quiet, Threads, console, errors, memory_bytes, printable
+from plot_ot.cli.common import AsJson, Debug, Quiet, Threads, console, errors, memory_bytes, printable
 from plot_ot.cli.models import Adapter, Device, Memory, Revision
 from plot_ot.errors import PlotError, unknown
 
@@ -43,6 +44,7 @@ def mib(
     memory: Memory = 4.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws and the training.")] = 0,
     threads: Threads = 1,
+    as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -83,10 +85,13 @@ def mib(
     made = submit(
         loaded, cells, out, settings, (lambda _: None) if quiet else (lambda line: errors.tell("·", line, ""))
     )
-    if not quiet:
+    if as_json:
+        told = {cell.folder: scores for cell, scores in zip(cells, made, strict=True)}
+        print(json.dumps(told, indent=1, default=str))
+    elif not quiet:
         table = Table("cell", "highest", "average", "measure")
-        for cell, told in zip(cells, made, strict=True):
-            table.add_row(cell.folder, f"{told['highest']:.3f}", f"{told['average']:.3f}", told["measure"])
+        for cell, scores in zip(cells, made, strict=True):
+            table.add_row(cell.folder, f"{scores['highest']:.3f}", f"{scores['average']:.3f}", scores["measure"])
         console.print(table)
         console.print(f"Submission: {out} (our scores: {out / 'scores.json'})", highlight=False, soft_wrap=True)
 

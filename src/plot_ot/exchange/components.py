@@ -72,7 +72,7 @@ def pyvene_library() -> Any:
     try:
         import pyvene  # type: ignore[import-untyped]
     except ImportError as e:
-        raise PlotError("This needs pyvene: pip install 'plot-ot[bench]' or pip install pyvene.") from e
+        raise PlotError("This needs pyvene: pip install 'plot-ot[pyvene]'.") from e
     return pyvene
 
 

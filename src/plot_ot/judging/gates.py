@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from plot_ot.judging.intervals import Accuracy, Interval, at_most
@@ -143,7 +143,10 @@ def does_more_than(part: str, difference: Interval) -> Gate:
         Answer.FAILS: f"{where}, it gives that one more often ({_span(difference)}): it carries {part}",
         Answer.CANNOT_SAY: f"{where}, which of the two it gives is open ({_span(difference)})",
     }
-    return _gate(name, difference, 0.0, words)
+    gate = _gate(name, difference, 0.0, words)
+    # one that gives neither answer carries neither
+    neither = gate.fails and difference.high == 0
+    return replace(gate, answer=Answer.CANNOT_SAY, sentence=words[Answer.CANNOT_SAY]) if neither else gate
 
 
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:

@@ -20,7 +20,7 @@ DRAWS = 1000
 MOST_DRAWS = 5000
 ERROR = 0.05
 """How often an interval may miss, unless `missing_at_most` says otherwise."""
-MOST_FAMILIES = 10
+MOST_FAMILIES = 16
 """Up to so many families every set of them is looked at."""
 _error: ContextVar[float] = ContextVar("error", default=ERROR)
 
@@ -99,10 +99,12 @@ def independent_inputs(inside: Bool[ndarray, "bases families"]) -> float:
     if families > MOST_FAMILIES:  # too many sets: a bound, in which the families of a set have the inputs of one
         sizes = np.sort(inside.sum(axis=0))
         return float((families * sizes / np.arange(1, families + 1)).min())
-    code = inside @ (1 << np.arange(families))
-    count = np.bincount(code, minlength=1 << families)
+    within = np.bincount(inside @ (1 << np.arange(families)), minlength=1 << families)
+    for f in range(families):  # how many inputs have all their families in a set: sums over its subsets, by family
+        halves = within.reshape(-1, 2, 1 << f)
+        halves[:, 1] += halves[:, 0]
     sets = np.arange(1, 1 << families)
-    reached = ((sets[:, None] & np.arange(1 << families)) > 0) @ count
+    reached = len(inside) - within[(1 << families) - 1 - sets]  # all but those that stay outside of the set
     members = sum((sets >> f) & 1 for f in range(families))
     return float((families * reached / members).min())
 
