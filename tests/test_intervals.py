@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plot_ot.abstract.banks import Bank
-from plot_ot.judging.intervals import DRAWS, ERROR, Accuracy, Bootstrap, Interval, at_most, independent_inputs
+from plot_ot.judging.intervals import (
+    DRAWS,
+    ERROR,
+    Accuracy,
+    Bootstrap,
+    Interval,
+    at_least,
+    at_most,
+    independent_inputs,
+    missing_at_most,
+)
 from test_verdict import ROWS, xor_model
 
 FAMILIES = ("a", "b", "c")
@@ -224,3 +234,10 @@ def test_a_share_lies_above_its_lower_bound_as_often_as_it_should(share, togethe
         right = np.where(rng.random((inputs, 1)) < together, common, alone)
         covered += boot.accuracy(torch.from_numpy(right.flatten()), balanced=True).low <= share
     assert covered >= 0.95 * 200  # 97.5 % is meant; 95 % of 200 is two standard deviations below
+
+
+def test_how_many_inputs_can_show_a_share():
+    assert at_least(0.9) == 30  # the rule of three
+    assert at_least(0.8) == 15
+    with missing_at_most(0.01):
+        assert at_least(0.9) > 40

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from plot_ot.abstract.banks import Bank
+from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
 from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES
 from plot_ot.judging.controls import Score
@@ -447,3 +447,19 @@ def test_a_handle_that_moves_answers_which_should_stay_is_not_placed(bench, stil
     verdict = bench.verdict(still=still)
     assert verdict.status is status
     assert verdict.gate(STAYS).bound == 0.9
+
+
+@pytest.mark.parametrize(
+    ("bases", "still", "gates"), [(19, 0.0, 0), (25, 0.0, 1), (25, 0.95, 0), (25, 1.0, 0), (29, 1.0, 0), (30, 1.0, 1)]
+)
+def test_few_inputs_whose_answer_should_stay_can_only_say_no(bench, bases, still, gates):
+    """Nobody can show 90 % on fewer than 30 inputs: that must leave nothing undecided."""
+    bank = bench.sensitivity.bank
+    unseen = bank.unseen("left").nonzero()[:, 0]
+    unseen = unseen[bank.family[unseen] == bank.family[unseen].mode().values]  # inputs of one family count in full
+    first = first_of_each(row_codes(bank.base[unseen]))[:bases]
+    kept = torch.cat([bank.discriminating("left").nonzero()[:, 0], unseen[first]])
+    few = replace(bench, sensitivity=bench.sensitivity.select(kept))
+    verdict = few.verdict(still=still)
+    assert sum(gate.name == STAYS for gate in verdict.gates) == gates
+    assert verdict.status is (ABSENT if gates and not still else COMPACT)

@@ -88,6 +88,14 @@ def at_most(share: float, bases: float) -> float:
     return max(min(1.0, unseen / bases), float(np.interp(1 - _error.get(), chance / chance[-1], x)))
 
 
+def at_least(share: float) -> int:
+    """On how many independent inputs an event must be seen every time to be that frequent for sure."""
+    bases = 1
+    while 1 - at_most(0.0, bases) < share:
+        bases += 1
+    return bases
+
+
 def independent_inputs(inside: Bool[ndarray, "bases families"]) -> float:
     """How many independent inputs stand behind a mean over families, told which inputs each family has.
 
