@@ -464,3 +464,14 @@ def test_das_with_a_latent_loss_ends_nearer_to_natural_states():
         return float(Latents.of(problem.fit, place, [("p", 1, 0)], 1.0).loss(edit, torch.tensor([0]), slice(None)))
 
     assert distance(10.0) < 0.98 * distance(0.0)
+
+
+def test_output_variables_may_keep_the_handle_found_before(monkeypatch):
+    problem = planted(fit=40)
+    before = run(problem, ClosedForm(sizes=(1,), ridges=(1.0,))).handles
+    stages = [ClosedForm(sizes=(1,), ridges=(1.0,)), NewtonHandles(outputs=False)]
+    assert "rho" in run(problem, *stages).handles["p"].chosen  # not an output: it is improved
+    monkeypatch.setattr("plot_ot.abstract.banks.Power.is_output", property(lambda power: True))
+    after = run(problem, *stages).handles
+    assert {v: h.chosen["form"] for v, h in after.items()} == {v: h.chosen["form"] for v, h in before.items()}
+    assert "rho" in run(problem, NewtonHandles(outputs=False)).handles["p"].chosen  # there is no other

@@ -215,7 +215,7 @@ def progressive(
     inner = Best((*inside, *ways))
     stages.append(LookFurther(inner) if ways else inner)
     if not thorough:
-        stages.append(NewtonHandles())
+        stages.append(NewtonHandles(outputs=False))
     summary = "tokens, places, then neurons, principal components, closed forms and Newton inside"
     if not das:
         return Method("plot", summary, tuple(stages))

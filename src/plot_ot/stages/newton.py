@@ -83,6 +83,8 @@ class NewtonHandles:
     """Places are solved together only where no single one reaches this calibration score ..."""
     gain: float = 0.05
     """... and a handle over several places is taken only where it is better by so much."""
+    outputs: bool = True
+    """Whether handles of output variables are improved as well, though no verdict will look at them."""
 
     def __post_init__(self) -> None:
         if not self.weights or not self.ridges or not self.rules or min(self.weights) <= 0:
@@ -95,6 +97,8 @@ class NewtonHandles:
             return state
         handles, capacity = dict(state.handles), dict[str, dict[int, float]]()
         for v in problem.variables:
+            if v in handles and not self.outputs and problem.fit.bank.power(v).is_output:
+                continue
             found, capacity[v] = self._better(problem, v, state.places[v], handles.get(v))
             if found is not None:
                 handles[v] = found
@@ -168,6 +172,8 @@ class NewtonHandles:
         fit, calibration = ahead.scene.fit, ahead.scene.calibration
         back = 1 + min(DIRECTIONS, max(1, ahead.scene.outputs - 1))
         for v, own in ahead.open.items():
+            if not self.outputs and fit.bank.power(v).is_output:
+                continue
             rules = different_rules(fit, v, self.rules)
             for p, chance in own.items():
                 paths = min(self.starts, rules) * len(self._rooms_of(p.width))
