@@ -410,5 +410,5 @@ def test_a_data_set_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) 
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(hub, "list_repo_files", fails)
-    with pytest.raises(PlotError, match="is neither a local file nor a hub data set: no route Check"):
+    with pytest.raises(PlotError, match="is neither a local file nor a hub data set: no route\\. Check"):
         read_questions("owner/copycolors")
