@@ -114,7 +114,9 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "Where fewer mutants were tried than there are, "
         "they are a seeded sample of all, with Wilson's 95 % interval; survivors among them are listed with a reason.",
         "",
-        f"The tests of judging are {', '.join(f'`{name}`' for name in FILES)}.",
+        f"The tests of judging are {', '.join(f'`{name}`' for name in FILES)}. Profile, notes and usage were tried by "
+        "their own file alone. Rows without a seed and a commit are of seed 1000 and of commits before the merge of "
+        "judging; the sample of usage had been looked at before its last tests were written.",
         "",
         *markdown(["module", "mutants", "tried", "killed", "share", "survivors", "seed", "commit", "tests"], rows),
         "",
