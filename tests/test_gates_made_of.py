@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 
 from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.judging.bench import Bench
+from plot_ot.judging.bench import ALONE, Bench, _where_told
 from plot_ot.judging.controls import full_patch
 from plot_ot.judging.gates import Answer
 from plot_ot.judging.status import Status
@@ -103,16 +104,37 @@ def test_a_handle_that_works_is_not_asked():
     assert not answers(verdict)
 
 
-def test_mixtures_that_a_mechanism_refuses_are_not_asked_about():
-    refuses = []
-
-    def p(a, b):
-        if refuses:
+def test_mixtures_that_a_mechanism_refuses_are_left_out():
+    def careful(a, b):
+        if ((a == 1) & (b == 2)).any():
             raise ValueError("not written for such a mixture")
         return torch.minimum(a, b)
 
-    bench, subject = bench_of(claimed(p))
+    bench, _ = bench_of(claimed())
+    natural = [
+        ~(x[:, :2] == torch.tensor([1, 2])).all(1) for x in (bench.sensitivity.bank.base, bench.sensitivity.bank.source)
+    ]
+    some = bench.sensitivity.select(natural[0] & natural[1])
+    all_told = _where_told(some, "p", "a").bank
+    mixed = (all_told.source[:, 0] == 1) & (all_told.base[:, 1] == 2)
+    assert 0 < int(mixed.sum()) < len(mixed)
+    told = _where_told(replace(some, bank=replace(some.bank, causal=claimed(careful))), "p", "a").bank
+    assert torch.equal(told.base, all_told.base[~mixed])
+    assert torch.equal(told.labels[ALONE], all_told.labels[ALONE][~mixed])
+
+
+def test_a_part_that_never_stands_alone_is_not_asked_about():
+    bench, subject = bench_of(claimed())
     handle = full_patch("p", [subject.places[0]], subject)
     assert len(bench.made_of(handle)) == 2
-    refuses.append(True)
+    source = [r.bank.source for r in (bench.sensitivity, bench.invariance)]
+
+    def only_sources(a, b):
+        if not any(len(a) == len(x) and torch.equal(torch.stack([a, b], 1), x[:, :2]) for x in source):
+            raise ValueError("no mixtures at all")
+        return torch.minimum(a, b)
+
+    for name in ("sensitivity", "invariance"):
+        recording = getattr(bench, name)
+        setattr(bench, name, replace(recording, bank=replace(recording.bank, causal=claimed(only_sources))))
     assert bench.made_of(handle) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from torch import Tensor
 
 from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
@@ -137,15 +139,12 @@ class Bench:
         """Whether a handle that is right in part only swaps one of the things its variable is made of.
 
         Asked on all test pairs where swapping this thing alone would give an answer that is neither the base's nor the
-        variable's own. A thing that cannot be swapped alone (the mechanisms refuse such a mixture) is not asked about.
+        variable's own.
         """
         v, found = handle.variable, []
         causal = self.sensitivity.bank.causal
         for part in causal.ancestors(v):
-            try:
-                told = [_where_told(r, v, part) for r in (self.sensitivity, self.invariance)]
-            except Exception:  # noqa: S112  a user's mechanism on a mixture that it was not written for
-                continue
+            told = [_where_told(r, v, part) for r in (self.sensitivity, self.invariance)]
             told = [r for r in told if len(r)]
             if sum(len(r) for r in told) < g.LEAST_PAIRS:
                 continue
@@ -201,12 +200,29 @@ class Bench:
 
 def _where_told(recording: BankRecording, variable: str, part: str) -> BankRecording:
     """The pairs where swapping a part of a variable alone would show, and not as the variable's own swap."""
+    recording, alone = _swapped_alone(recording, part)
     bank, accepts = recording.bank, recording.bank.causal.accepts
-    at_source = bank.causal.run(bank.source)[part]
-    alone = bank.causal.run(bank.base, do={part: at_source})[bank.causal.output]
     own = bank.labels[variable]
     told = ~accepts(alone, bank.base_answer) & ~accepts(alone, own) & ~accepts(own, alone)
     return replace(recording, bank=replace(bank, labels={**bank.labels, ALONE: alone})).select(told)
+
+
+def _swapped_alone(recording: BankRecording, part: str) -> tuple[BankRecording, Tensor]:
+    """The answers to swapping a part alone, on the pairs whose mixture of values the causal model was written for."""
+    bank, causal = recording.bank, recording.bank.causal
+    values = causal.run(bank.source)[part]
+
+    def answers(pairs: slice) -> Tensor:
+        return causal.run(bank.base[pairs], do={part: values[pairs]})[causal.output]
+
+    with contextlib.suppress(Exception):  # a user's function, and whatever it does when it fails
+        return recording, answers(slice(None))
+    found: dict[int, Tensor] = {}
+    for k in range(len(bank)):
+        with contextlib.suppress(Exception):
+            found[k] = answers(slice(k, k + 1))
+    some = recording.select(torch.tensor(list(found), dtype=torch.long))
+    return some, torch.cat(list(found.values())) if found else bank.base_answer[:0]
 
 
 def _said(gate: Gate) -> bool:

@@ -105,14 +105,7 @@ def works(accuracy: Accuracy, bases: int) -> Gate:
 
 def leaves_the_rest_alone(kept: Accuracy, bases: int) -> Gate:
     """Where the source keeps the variable's value, the handle keeps the answer."""
-    interval = Interval(kept.value, kept.low, kept.high, bases)
-    share = f"right on {_share(kept)} of the pairs that keep the variable"
-    words = {
-        Answer.HOLDS: share,
-        Answer.FAILS: f"{share}, below {KEEPS:.0%}",
-        Answer.CANNOT_SAY: f"{share}: whether that is {KEEPS:.0%} or more is open",
-    }
-    return _gate("leaves the rest alone", interval, KEEPS, words, closed=True)
+    return _keeps("leaves the rest alone", "pairs that keep the variable", kept, bases)
 
 
 def stays_where_nothing_shows(still: Accuracy, bases: int) -> Gate:
@@ -120,14 +113,19 @@ def stays_where_nothing_shows(still: Accuracy, bases: int) -> Gate:
 
     A handle that writes the answer itself, by what it can decode of the variable, overshoots there.
     """
-    interval = Interval(still.value, still.low, still.high, bases)
-    share = f"right on {_share(still)} of the pairs whose answer should stay though the variable changes"
+    pairs = "pairs whose answer should stay though the variable changes"
+    return _keeps("stays where nothing shows", pairs, still, bases)
+
+
+def _keeps(name: str, pairs: str, right: Accuracy, bases: int) -> Gate:
+    interval = Interval(right.value, right.low, right.high, bases)
+    share = f"right on {_share(right)} of the {pairs}"
     words = {
         Answer.HOLDS: share,
         Answer.FAILS: f"{share}, below {KEEPS:.0%}",
         Answer.CANNOT_SAY: f"{share}: whether that is {KEEPS:.0%} or more is open",
     }
-    return _gate("stays where nothing shows", interval, KEEPS, words, closed=True)
+    return _gate(name, interval, KEEPS, words, closed=True)
 
 
 def does_more_than(part: str, difference: Interval) -> Gate:
