@@ -323,3 +323,13 @@ def test_too_few_base_inputs_for_any_verdict_are_foretold() -> None:
     few, many = (check(h, [{"a": a, "b": b} for a in range(n) for b in range(n)]) for n in (8, 40))
     assert any("leave the rest alone" in note and "at least 30 are needed" in note for note in few.notes)
     assert not any("base inputs" in note for note in many.notes)
+
+
+def test_a_misspelt_model_of_a_task_gets_a_suggestion() -> None:
+    pytest.importorskip("transformers")
+    from plot_ot.cli.task_files import load_tokenizer
+
+    with pytest.raises(PlotError, match=r"no directory tny with a tokenizer\. Did you mean 'tiny'\? Models known"):
+        load_tokenizer("tny")
+    with pytest.raises(PlotError, match=r"with a tokenizer\.$"):  # a path is a path
+        load_tokenizer("./nothere")

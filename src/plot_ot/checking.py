@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from plot_ot.abstract.templates import Span, shown
 from plot_ot.errors import PlotError
 from plot_ot.files.writing import Json
 from plot_ot.judging.gates import KEEPS, LEAST_PAIRS, WORKS
-from plot_ot.judging.intervals import Bootstrap
+from plot_ot.judging.intervals import Bootstrap, at_least
 
 ANYONE = "a network that is always right"
 """Who answers in a check: no network is loaded."""
@@ -231,7 +230,7 @@ def _too_few_bases(variable: str, splits: Splits) -> list[str]:
     said = []
     for (what, bound), bank in kinds.items():
         bases = Bootstrap(bank).balanced_bases
-        needed = math.ceil(3 / (1 - bound) - 1e-9)
+        needed = at_least(bound)
         if bases < needed:
             said.append(
                 f"'{variable}': even a perfect handle could not be shown to {what}: the test pairs for it have {bases} "

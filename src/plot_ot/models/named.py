@@ -401,10 +401,14 @@ def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
             return load_model(source, **options)
     except PlotError as e:
         if isinstance(source, str) and "/" not in source:  # perhaps meant as one of our names
-            hint = suggestion(source, ["tiny", *TINY, *PACKAGED])
-            known = ", ".join(["tiny", *PACKAGED, *BY_HUB])
-            raise PlotError(f"{e}{hint} Models known by name: {known}.") from e
+            raise PlotError(f"{e}{known_names(source)}") from e
         raise
+
+
+def known_names(given: str) -> str:
+    """Which name may have been meant, and the names there are, to follow a refusal."""
+    hint = suggestion(given, ["tiny", *TINY, *PACKAGED])
+    return f"{hint} Models known by name: {', '.join(['tiny', *PACKAGED, *BY_HUB])}."
 
 
 @contextmanager
