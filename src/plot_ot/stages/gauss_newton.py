@@ -153,7 +153,7 @@ class Rest:
 
     def slopes(self, maps: Sequence[Map]) -> Slopes:
         """The loss' gradient and the factors of its Gauss-Newton matrix at the edited states."""
-        total, found, seen = 0.0, [], []
+        total, right, found, seen = 0.0, True, [], []
         for some in self._batches():
             with torch.enable_grad():
                 states = [self.base[some], *(later[some] for later in self.later)]
@@ -162,6 +162,7 @@ class Rest:
                 seen_here = outputs.detach().cpu()
                 losses, slope, curvature = output_curvature(seen_here, self.labels[some], self.readout)
                 total += float(self.weights[some] @ losses.double())
+                right = right and bool(self.readout.correct(seen_here.unsqueeze(0), self.labels[some]).all())
                 backs = sent(torch.stack([slope, *curvature]), outputs.device).unbind()
                 if outputs.requires_grad:
                     kept = [*[True] * len(curvature), False]
@@ -180,7 +181,7 @@ class Rest:
             padded = [_padded(at[k].transpose(0, 1)[:, 1:], most - 1) for at in found]
             factors.append(torch.cat(padded) * self.weights.sqrt()[:, None, None])
         differences = [torch.cat(at) for at in zip(*seen, strict=True)]
-        return Slopes(total, tuple(gradients), tuple(factors), tuple(differences))
+        return Slopes(total, right, tuple(gradients), tuple(factors), tuple(differences))
 
 
 def _padded(factors: Float[Tensor, "pairs k d"], most: int) -> Float[Tensor, "pairs most d"]:
@@ -192,6 +193,8 @@ class Slopes:
     """How the weighted loss changes with the edited states of every place."""
 
     loss: float
+    right: bool
+    """Whether every pair gives its label."""
     gradients: tuple[Float[Tensor, "pairs _"], ...]
     factors: tuple[Float[Tensor, "pairs directions _"], ...]
     """The Gauss-Newton matrix of pair p is Σ_k factors[p, k] factors[p, k]ᵀ, over all places' states as one vector."""
@@ -319,7 +322,7 @@ def minimise(
         where = " and ".join(p.name for p in rest.places)
         raise PlotError(f"The loss at {where} has NaN or infinity in its value or gradient.")
     history.append(objective)
-    now = Descent(n, objective, slopes.loss, rest.loss(coordinates.maps(n))[1], 0, ())
+    now = Descent(n, objective, slopes.loss, slopes.right, 0, ())
     for step in range(1, most + 1):
         right = -coordinates.gradient(slopes) - 2 * rho * now.n
         normal = coordinates.normal(slopes)

@@ -55,6 +55,8 @@ class NewtonHandles:
     one before ended."""
     ridges: tuple[float, ...] = (1e-3, 1e-1)
     """The prior's ridge, in units of the mean variance of a_s - a_b."""
+    wide_ridges: tuple[float, ...] = (1e-3, 1e-1, 1.0)
+    """The same at `wide` places, whose states outnumber the pairs."""
     rules: tuple[str, ...] = (*RULES, PAIRS)
     """Which cells the prior's shifts are between; `pairs` needs no values."""
     starts: int = 2
@@ -67,6 +69,9 @@ class NewtonHandles:
     """Sizes of the subspace that is solved in, where the place is wider than `whole`."""
     whole: int = 32
     """Places up to this width are solved in whole."""
+    wide: int = 256
+    """At places wider than this, where a step is dear, one path is walked first: from the best prior, in the smallest
+    room. The others follow only if it beats the handle found before."""
     ranks: tuple[int, ...] = (1, 2, 4, 8)
     """Ranks tried besides the whole map."""
     stretch: float = 1.5
@@ -87,7 +92,7 @@ class NewtonHandles:
     """Whether handles of output variables are improved as well, though no verdict will look at them."""
 
     def __post_init__(self) -> None:
-        if not self.weights or not self.ridges or not self.rules or min(self.weights) <= 0:
+        if not self.weights or not self.ridges or not self.wide_ridges or not self.rules or min(self.weights) <= 0:
             raise PlotError("NewtonHandles needs at least one ρ, all above 0, one ridge and one rule.")
         if list(self.weights) != sorted(self.weights, reverse=True):
             raise PlotError(f"The ρ of NewtonHandles must fall, each starts from the last; found {self.weights}.")
@@ -115,8 +120,7 @@ class NewtonHandles:
             if found is not None and stays and _exact(problem, found):
                 return None, {}
         with problem.clock.part("newton"):
-            weights = _balanced(problem.fit, variable)
-            priors = priors_at(problem.fit, places, variable, weights, self.rules, self.ridges)
+            priors = self._priors(problem.fit, places, variable)
         if not priors:
             raise PlotError(
                 f"No fit pair tells what a swap of '{variable}' moves at {', '.join(p.name for p in places)}: its base "
@@ -124,7 +128,7 @@ class NewtonHandles:
             )
         with problem.clock.part("calibration"):
             scores = _scores(problem, variable, [[p.edit] for p in priors])
-        tries = self._solved(problem, variable, self._followed(priors, scores), ordinary, found is None)
+        tries = self._solved(problem, variable, self._followed(priors, scores), ordinary, _score(found), found is None)
         at = self._best(problem, variable, tries, found, stays)
         best = None if at is None else tries[at]
         reached = max([t.score for t in tries] + [_score(found)])
@@ -166,7 +170,8 @@ class NewtonHandles:
     def forecast(self, ahead: Forecast) -> None:
         """Each step runs forward once, backward for the gradient and for every direction of the loss' curvature, and
         forward again to see whether the loss fell; priors and solutions are scored. Where the handle found before is
-        right on all pairs, which is the lowest case, nothing runs; in the highest, places are solved together."""
+        right on all pairs, which is the lowest case, nothing runs; in the highest, places are solved together, and
+        wide ones are searched to the end."""
         if ahead.case == "lowest":
             return
         fit, calibration = ahead.scene.fit, ahead.scene.calibration
@@ -176,16 +181,19 @@ class NewtonHandles:
                 continue
             rules = different_rules(fit, v, self.rules)
             for p, chance in own.items():
-                paths = min(self.starts, rules) * len(self._rooms_of(p.width))
+                paths: float = min(self.starts, rules) * len(self._rooms_of(p.width))
                 scouted = len(self.weights[: self.scouting])
                 further = (len(self.weights) - scouted) * chance / len(own)
+                if p.width > self.wide and ahead.case != "highest":
+                    paths, further = 1 / len(own), 0.0  # one path in all, no better than the handle found before
                 solved = paths * scouted * chance + further
                 times = (solved + further * (0 if set(self.rules) == {PAIRS} else self.stand_ins)) * self.steps
                 if ahead.case == "highest" and min(self.together, len(own)) > 1 and p == ahead.by_price(list(own))[0]:
                     times += min(self.starts, rules) * len(self.weights) * self.steps
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
-                tried = rules * len(self.ridges) + round(solved) * (1 + len(self.ranks))
+                ridges = self.wide_ridges if p.width > self.wide else self.ridges
+                tried = rules * len(ridges) + round(solved) * (1 + len(self.ranks))
                 ahead.add("calibration", p, calibration, tried, chance)
 
     def _best(
@@ -207,6 +215,14 @@ class NewtonHandles:
         edits = [tries[k].edits for k in surest]
         losses = losses_all(problem.calibration, edits, variable, weights, problem.readout)
         return min(zip(losses, surest, strict=True), key=lambda t: float(t[0]))[1]
+
+    def _priors(self, fit: BankRecording, places: Sequence[Place], variable: str) -> list[Prior]:
+        """The closed-form maps of every place, rule and ridge."""
+        weights, found = _balanced(fit, variable), list[Prior]()
+        for ridges, wide in ((self.ridges, False), (self.wide_ridges, True)):
+            some = [p for p in places if (p.width > self.wide) == wide]
+            found += priors_at(fit, some, variable, weights, self.rules, ridges) if some else []
+        return found
 
     def _followed(self, priors: Sequence[Prior], scores: Sequence[float]) -> list[Start]:
         """The best priors of each place not far behind, no two of one rule; between equal scores the larger ridge."""
@@ -258,32 +274,45 @@ class NewtonHandles:
         variable: str,
         starts: Sequence[Start],
         ordinary: _Ordinary,
+        reached: float = -1.0,
         needed: bool = False,
     ) -> list[Try]:
         """Paths over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
 
-        After `scouting` values of ρ only the best path goes on, with stand-ins. Where everything is stretched and a
-        handle is `needed`, the least stretched one stays.
+        After `scouting` values of ρ only the best path goes on, with stand-ins. At `wide` places the first path is
+        walked before the others, and nothing more unless it beats the score `reached` before. Where everything is
+        stretched and a handle is `needed`, the least stretched one stays.
         """
         paths = [Path(start, room) for start in starts for room in self._rooms(start)]
+        dear = reached >= 0 and any(p.width > self.wide for path in paths for p in path.places)
+        ahead = 1 if dear else len(paths)
         scouting, further = self.weights[: self.scouting], self.weights[self.scouting :]
-        tries = list[Try]()
-        for rhos, more in ((scouting, 0), (further, self.stand_ins)):
-            with problem.clock.part("newton"):
-                fit = self._pairs(problem, variable, more)
-                args = rhos, variable, _balanced(fit, variable), problem.readout, self
-                units = [Unit(_path, slice(None), path.places, (path, *args)) for path in paths if path.open]
-                found: Iterator[list[Solution]] = run(fit, units)
-                walked = [path for path in found if path]
-            with problem.clock.part("calibration"):
-                fresh = [self._tries(problem, variable, solutions) for solutions in walked]
-            tries += [t for some in fresh for t in some]
-            best = max(fresh, key=lambda some: max(t.score for t in some), default=[])
-            paths = [best[-1].solution.path] if best else []
+        walked = self._walked(problem, variable, paths[:ahead], scouting, 0)
+        if not dear or round(max(t.score for path in walked for t in path), 9) > round(reached, 9):
+            walked += self._walked(problem, variable, paths[ahead:], scouting, 0)
+            best = max(walked, key=lambda some: max(t.score for t in some), default=[])
+            walked += self._walked(problem, variable, [best[-1].solution.path] if best else [], further, self.stand_ins)
+        tries = [t for path in walked for t in path]
         with problem.clock.part("calibration"):
             lengths = [ordinary.stretch(t.edits) for t in tries]
         limit = max(self.stretch, min(lengths)) if needed else self.stretch
         return [t for t, length in zip(tries, lengths, strict=True) if length <= limit]
+
+    def _walked(
+        self, problem: Problem, variable: str, paths: Sequence[Path], rhos: Sequence[float], more: int
+    ) -> list[list[Try]]:
+        """The tries along every open path, for ρ as given, each fit pair taken `more` times again."""
+        paths = [path for path in paths if path.open]
+        if not paths or not rhos:
+            return []
+        with problem.clock.part("newton"):
+            fit = self._pairs(problem, variable, more)
+            args = rhos, variable, _balanced(fit, variable), problem.readout, self
+            units = [Unit(_path, slice(None), path.places, (path, *args)) for path in paths]
+            solved: Iterator[list[Solution]] = run(fit, units)
+            walked = [path for path in solved if path]
+        with problem.clock.part("calibration"):
+            return [self._tries(problem, variable, solutions) for solutions in walked]
 
     def _tries(self, problem: Problem, variable: str, solutions: Sequence[Solution]) -> list[Try]:
         """Solutions cut to every rank, and their calibration scores."""
