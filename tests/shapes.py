@@ -3,7 +3,7 @@
 `install()` makes the package's modules load with `checked` around every function and dataclass that annotates arrays
 with jaxtyping. What was given and what came back is held against the annotations *after* a call has succeeded: a
 function may refuse arrays of the wrong shape in its own words, and an annotation that a successful call contradicts is
-false.
+false. Types, dtypes and shapes that have passed before are not compared again: nothing else is looked at.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def checked(thing: Any) -> Any:
     written = {name: text for name, text in thing.__annotations__.items() if any(a in str(text) for a in ARRAYS)}
     if not written:
         return thing
-    signature, read = inspect.signature(thing), functools.cache(lambda: _read(written, thing.__globals__))
-
-    several = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    read, seen = functools.cache(lambda: _read(written, thing.__globals__)), set[Any]()
+    parameters = inspect.signature(thing).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
     @functools.wraps(thing)
     def run(*args: Any, **kwargs: Any) -> Any:
         result = thing(*args, **kwargs)
-        given = {k: v for k, v in signature.bind(*args, **kwargs).arguments.items() if k != several}
-        _compare(read(), {**given, "return": result}, thing.__qualname__)
+        given = dict(zip(names, args, strict=False))  # the call has succeeded; further ones are of *args
+        _compare(read(), {**given, **kwargs, "return": result}, thing.__qualname__, seen)
         return result
 
     return run
@@ -57,11 +57,12 @@ def _checked_dataclass(cls: type) -> type:
     if not written or "__init__" not in vars(cls):
         return cls
     made, read = cls.__init__, functools.cache(lambda: _read(written, vars(sys.modules[cls.__module__])))
+    seen = set[Any]()
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        _compare(read(), {name: getattr(self, name) for name in written}, cls.__qualname__)
+        _compare(read(), {name: getattr(self, name) for name in written}, cls.__qualname__, seen)
 
     cls.__init__ = init
     return cls
@@ -72,12 +73,23 @@ def _read(written: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     return {name: eval(text, names) if isinstance(text, str) else text for name, text in written.items()}  # noqa: S307
 
 
-def _compare(hints: Mapping[str, Any], values: Mapping[str, Any], where: str) -> None:
+def _compare(hints: Mapping[str, Any], values: Mapping[str, Any], where: str, seen: set[Any]) -> None:
+    kinds = tuple(_kind(values[name]) if name in values else None for name in hints)
+    if kinds in seen:
+        return
     with jaxtyped("context"):  # one name, one size
         for name, hint in hints.items():
             if name in values and not _fits(values[name], hint):
                 shapes = {n: f"{hints[n]}: {_shown(v)}" for n, v in values.items() if n in hints}
                 raise FalseShape(f"{where}: {name} is not what its annotation says; {shapes}")
+    seen.add(kinds)
+
+
+def _kind(value: Any) -> Any:
+    """All of a value that decides whether it fits an annotation."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return type(value), value.dtype, tuple(value.shape)
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:

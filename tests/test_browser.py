@@ -70,8 +70,19 @@ def report(tmp_path_factory):
 # -- every section, every look --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
+LOOKS = {
+    "desktop-light": (1280, False),
+    "phone-dark": (390, True),
+    "desktop-dark": (1280, True),
+    "phone-light": (390, False),
+}
+LONG = ("desktop-dark", "phone-light")  # the first two show both widths and both themes
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(*look, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, look in LOOKS.items()],
+)
 def test_every_section_renders_without_complaint_or_request(browser, report, width, dark):
     visit(browser, report, width=width, dark=dark)
     first = ["summary", "zoom", "profile", "example", "natural"]

@@ -69,7 +69,13 @@ def last_word(says: dict[tuple[str, str], str]) -> plot_ot.Hypothesis:
     return h
 
 
-@pytest.mark.parametrize("family", [f for f in UNNAMED if f != "gpt_oss"])
+FEW = ("opt", "granite")
+"""The others are long: what differs between families is tested for each of them in `test_families.py`."""
+
+
+@pytest.mark.parametrize(
+    "family", [f if f in FEW else pytest.param(f, marks=pytest.mark.long) for f in UNNAMED if f != "gpt_oss"]
+)
 def test_from_a_directory_to_a_saved_handle(family, tmp_path):
     folder = saved(family, tmp_path / "model")
     says = what_it_says(folder)

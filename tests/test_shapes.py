@@ -47,6 +47,19 @@ def test_a_false_shape_is_named():
         Weighted(torch.ones(2, 3), at=(torch.zeros(2).long(), torch.zeros(3).long()))
 
 
+def test_shapes_that_passed_before_hide_none_that_are_false():
+    for _ in range(2):
+        flipped(torch.ones(2, 3))
+        flipped(a=torch.ones(2, 3))
+        with pytest.raises(FalseShape, match="flipped: return"):
+            flipped(torch.ones(7, 3))
+        with pytest.raises(FalseShape, match="flipped: a"):
+            flipped(torch.ones(2, 3).long())
+        Weighted(torch.ones(2, 3), torch.ones(2))
+        with pytest.raises(FalseShape, match="Weighted: weight"):
+            Weighted(torch.ones(3, 3), torch.ones(2))
+
+
 def test_the_package_is_loaded_with_the_check():
     assert all(hasattr(f, "__wrapped__") for f in (Frame.coordinates, Frame.__init__, plot_ot.solve))
     with pytest.raises(FalseShape, match="Frame: write"):
