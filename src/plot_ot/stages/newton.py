@@ -34,6 +34,10 @@ from plot_ot.subjects import BankRecording, Place
 CERTAIN = 1e-4
 """A loss, in nats, below which margins are wide enough."""
 
+PRECISE, ROUGH = (0.01, 1e-3), (0.1, 1e-2)
+"""The share of the loss' curvature that a step leaves out, and the relative gain below which a ρ is done: usually, and
+at wide places, where every direction of curvature is one more backward pass through a large network."""
+
 Start = tuple[Prior, ...]
 """A prior at every place that is solved for together, in forward order; mostly at one."""
 
@@ -184,7 +188,7 @@ class NewtonHandles:
                 paths: float = min(self.starts, rules) * len(self._rooms_of(p.width))
                 scouted = len(self.weights[: self.scouting])
                 further = (len(self.weights) - scouted) * chance / len(own)
-                if p.width > self.wide and ahead.case != "highest":
+                if self.is_wide([p]) and ahead.case != "highest":
                     paths, further = 1 / len(own), 0.0  # one path in all, no better than the handle found before
                 solved = paths * scouted * chance + further
                 times = (solved + further * (0 if set(self.rules) == {PAIRS} else self.stand_ins)) * self.steps
@@ -192,7 +196,7 @@ class NewtonHandles:
                     times += min(self.starts, rules) * len(self.weights) * self.steps
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
-                ridges = self.wide_ridges if p.width > self.wide else self.ridges
+                ridges = self.wide_ridges if self.is_wide([p]) else self.ridges
                 tried = rules * len(ridges) + round(solved) * (1 + len(self.ranks))
                 ahead.add("calibration", p, calibration, tried, chance)
 
@@ -220,7 +224,7 @@ class NewtonHandles:
         """The closed-form maps of every place, rule and ridge."""
         weights, found = _balanced(fit, variable), list[Prior]()
         for ridges, wide in ((self.ridges, False), (self.wide_ridges, True)):
-            some = [p for p in places if (p.width > self.wide) == wide]
+            some = [p for p in places if self.is_wide([p]) == wide]
             found += priors_at(fit, some, variable, weights, self.rules, ridges) if some else []
         return found
 
@@ -261,6 +265,10 @@ class NewtonHandles:
         order = sorted(range(len(starts)), key=lambda k: -round(reached[k], 9))
         return self._solved(problem, variable, [starts[k] for k in order[: self.starts]], ordinary)
 
+    def is_wide(self, places: Sequence[Place]) -> bool:
+        """Whether one of the places is so wide that steps there are dear."""
+        return max(p.width for p in places) > self.wide
+
     def _rooms(self, start: Start) -> list[int]:
         """Sizes of the subspaces that are solved in."""
         return self._rooms_of(max(p.place.width for p in start))
@@ -284,7 +292,7 @@ class NewtonHandles:
         stretched and a handle is `needed`, the least stretched one stays.
         """
         paths = [Path(start, room) for start in starts for room in self._rooms(start)]
-        dear = reached >= 0 and any(p.width > self.wide for path in paths for p in path.places)
+        dear = reached >= 0 and any(self.is_wide(path.places) for path in paths)
         ahead = 1 if dear else len(paths)
         scouting, further = self.weights[: self.scouting], self.weights[self.scouting :]
         walked = self._walked(problem, variable, paths[:ahead], scouting, 0)
@@ -417,7 +425,8 @@ def _path(
     labels = recording.bank.labels[variable]
     # the passes of all blocks are kept until the last backward pass
     batch = min(stage.batch, max(1, recording.subject.responses_per_batch // 4))
-    rest = Rest.of(recording, path.places, labels, weights, readout, batch)
+    left_out, tolerance = ROUGH if stage.is_wide(path.places) else PRECISE
+    rest = Rest.of(recording, path.places, labels, weights, readout, batch, left_out)
     bases = [None if path.room >= p.place.width else leading_directions(p, rest, path.room) for p in path.start]
     coordinates = Coordinates(
         tuple(Whitened.of(p.start, p.metric, basis) for p, basis in zip(path.start, bases, strict=True))
@@ -425,7 +434,7 @@ def _path(
     found = list[Solution]()
     for rho in rhos:
         if path.open:
-            end = minimise(rest, coordinates, rho, path.n, stage.steps)
+            end = minimise(rest, coordinates, rho, path.n, stage.steps, tolerance)
             path = replace(path, n=end.n, open=not end.right or end.loss > CERTAIN)
             maps = tuple(p.factored(m) for p, m in zip(path.start, coordinates.maps(end.n), strict=True))
             found.append(Solution(path, rho, maps, end.steps, end.loss))
