@@ -282,7 +282,7 @@ def test_padding_does_not_shift_positions(models, data: Path) -> None:
 def test_heads_of_another_models_defaults_are_refused(models, data: Path) -> None:
     pairs = read_split(question("ioi_task"), str(data), "train")
     for kind, found in models.items():
-        study = HeadStudy(found, Prompts(found, question("ioi_task")), pairs[:6], 1 << 28)
+        study = HeadStudy.recorded(found, Prompts(found, question("ioi_task")), pairs[:6], 1 << 28)
         with pytest.raises(PlotError, match=r"2 blocks of 4 heads each; there is no head 7\.3"):
             study.require([(7, 3), (7, 9), (8, 6), (8, 10)])
         assert set(study.choose(4)) <= set(study.heads), kind
@@ -308,8 +308,8 @@ def test_both_ways_to_score_agree(models, data: Path) -> None:
     pairs = answered(prompts, read_split(asked, str(data), "train"), 1)
     subject, units = find_units(prompts, pairs, "answer", method="full-vector")
     test = read_split(asked, str(data), "test")
-    for unit in units[-3:]:
-        by_tokens = unit_scores(unit.handle, subject, prompts, test, 1)
+    scored = unit_scores([u.handle for u in units[-3:]], subject, prompts, test, 1)
+    for unit, by_tokens in zip(units[-3:], scored, strict=True):
         rows = [prompts.rows([getattr(p, side) for p in test]) for side in ("base", "source")]
         with unit.handle.on(subject, rows[1], base=rows[0]):
             texts = prompts.written(rows[0], 1)
