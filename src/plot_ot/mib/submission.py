@@ -51,6 +51,29 @@ class Settings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The pairs of a task that are run, before the model is asked which of them it answers."""
+
+    prompts: Prompts
+    train: Sequence[Pair]
+    test: Sequence[Pair]
+    new_tokens: int
+
+
+def draw(language_model: LanguageModel, task: str, settings: Settings) -> Drawn:
+    """A task's training and test pairs, and how many tokens its answers are given; the model is not run."""
+    asked = question(task, settings.cities)
+    prompts = Prompts(language_model, asked)
+    train, test = (read_split(asked, settings.data, split) for split in ("train", "test"))
+    return Drawn(
+        prompts,
+        some_of_each(train, settings.pairs, settings.seed),
+        some_of_each(test, settings.test_pairs, settings.seed),
+        settings.new_tokens or _new_tokens(prompts, train),
+    )
+
+
 def submit(
     language_model: LanguageModel,
     cells: Sequence[Cell],
@@ -66,19 +89,13 @@ def submit(
     scores: list[dict[str, Any]] = list(read_json(out / SCORES)["cells"]) if (out / SCORES).is_file() else []
     made = []
     for task in dict.fromkeys(c.task for c in cells):
-        asked = question(task, settings.cities)
-        prompts = Prompts(language_model, asked)
-        train, test = (read_split(asked, settings.data, split) for split in ("train", "test"))
-        new_tokens = settings.new_tokens or _new_tokens(prompts, train)
-        chosen = (
-            some_of_each(train, settings.pairs, settings.seed),
-            some_of_each(test, settings.test_pairs, settings.seed),
-        )
+        drawn = draw(language_model, task, settings)
+        prompts, new_tokens, chosen = drawn.prompts, drawn.new_tokens, (drawn.train, drawn.test)
         kept = [answered(prompts, pairs, new_tokens) for pairs in chosen]
         written = f"{new_tokens} token{'s' * (new_tokens != 1)}"
         progress(f"{task}: {len(kept[0])} of {len(chosen[0])} training pairs answered rightly in {written}")
         for name, pairs in zip(("training", "test"), kept, strict=True):
-            _refuse_empty(name, pairs, prompts, train, new_tokens)
+            _refuse_empty(name, pairs, prompts, drawn.train, new_tokens)
         shared = _Indirect.of(language_model, prompts, kept, settings) if task == "ioi_task" else None
         for cell in (c for c in cells if c.task == task):
             if shared is not None:

@@ -142,9 +142,13 @@ class Scene:
         return self._tails[place.token]
 
     def through(self, place: Place) -> float:
-        """Block-tokens of one response resumed at a place; of the last block's tokens only the last runs to its end."""
+        """Block-tokens of one response resumed at a place.
+
+        Of the last block's tokens only the last runs to its end, unless the edit is inside that block.
+        """
         blocks, tail = self.shape.left(place), self.tail(place)
-        return blocks * tail if tail == 1 or not blocks else (blocks - 1) * tail + 1
+        inside_the_last = place.layer == self.shape.blocks - 1
+        return blocks * tail if tail == 1 or not blocks or inside_the_last else (blocks - 1) * tail + 1
 
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
         """How many pairs edits at these places can tell apart; each of them runs once."""
@@ -161,7 +165,9 @@ class Scene:
 
     def _seen(self, recording: BankRecording, places: Sequence[Place]) -> list[object]:
         """Of every pair's source, what the tokens of some places have seen: its beginning up to the last of them."""
-        tails = torch.stack([self.subject.tails(p, recording.bank.source) for p in places]).amin(dim=0)
+        subject, source = self.subject, recording.bank.source
+        after = [subject.tails(p, source) - (subject.tokens_at(p) - 1) for p in places]  # from its last token on
+        tails = torch.stack(after).amin(dim=0)
         encoded = self.subject.encoded(recording.bank.source) if int(tails.max()) > 1 else None
         if encoded is None:
             return recording.source_rows.tolist()
@@ -180,16 +186,30 @@ def answers_in(splits: Splits) -> int:
     return 1 if answers.is_floating_point() else int(answers.max()) + 1
 
 
+class Words:
+    """Stands in for a tokenizer that is not on this machine: words, signs and line breaks, numbered as they come.
+
+    `first` is how many tokens a model puts before every prompt.
+    """
+
+    def __init__(self, first: int = 1) -> None:
+        self.first, self._numbers = first, {"": 0}
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        words = [""] * (self.first if add_special_tokens else 0) + re.findall(r"\n|\w+|[^\w\s]", text)
+        return {"input_ids": [self._numbers.setdefault(word, len(self._numbers)) for word in words]}
+
+
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Tokens:
     """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks.
 
     `first` is how many tokens a model puts before every prompt.
     """
-    words = [[""] * first + re.findall(r"\n|\w+|[^\w\s]", text) for text in texts]
-    number = {word: k for k, word in enumerate(dict.fromkeys(w for text in words for w in text))}
-    longest = max(map(len, words), default=0)
-    ids = [[0] * (longest - len(text)) + [number[w] for w in text] for text in words]
-    lengths = torch.tensor([len(text) for text in words])
+    words = Words(first)
+    found = [words(text)["input_ids"] for text in texts]
+    longest = max(map(len, found), default=0)
+    ids = [[0] * (longest - len(text)) + text for text in found]
+    lengths = torch.tensor([len(text) for text in found])
     return torch.tensor(ids, dtype=torch.long), torch.arange(longest) >= longest - lengths[:, None]
 
 

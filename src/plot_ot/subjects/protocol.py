@@ -213,6 +213,10 @@ class Subject(ABC):
         """How many of each input's tokens, from its end, an edit at a place runs again; one where there is no text."""
         return torch.ones(len(inputs), dtype=torch.long)
 
+    def tokens_at(self, place: Place) -> int:
+        """How many tokens, one after the other, a place holds."""
+        return 1
+
     def recorded_at_once(self, device: str) -> int:
         """Tokens of one recorded batch on a device of this type."""
         return self.responses_per_batch
