@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
@@ -57,7 +57,8 @@ class Inputs:
     def of(cls, banks: Sequence[Bank], encoded: Encoded, subject: Subject) -> Inputs:
         """The inputs of some banks, cut as the engine cuts them for this subject."""
         shards, _ = cut_into_shards(banks, inputs_per_shard(subject), encoded)
-        return sum((cls.recorded(s.inputs, s.bases, encoded(s.inputs)) for s in shards), cls())
+        found = sum((cls.recorded(s.inputs, s.bases, encoded(s.inputs)) for s in shards), cls())
+        return replace(found, running=found.tokens, kept=0) if subject.whole_passes else found
 
     @classmethod
     def recorded(cls, inputs: Tensor, bases: Tensor, tokens: Tokens | None) -> Inputs:
@@ -136,19 +137,27 @@ class Scene:
         return self.inputs.tokens / self.inputs.count
 
     def tail(self, place: Place) -> float:
-        """The average number of tokens that an edit at a place runs again: those from its token to the end."""
+        """The average number of tokens that an edit at a place runs again: those from its token to the end, or all."""
         if place.token not in self._tails:
-            self._tails[place.token] = float(self.subject.tails(place, self.fit.bank.base).double().mean())
+            base, subject = self.fit.bank.base, self.subject
+            tokens = subject.lengths(base) if subject.whole_passes else subject.tails(place, base)
+            self._tails[place.token] = float(tokens.double().mean())
         return self._tails[place.token]
 
     def through(self, place: Place) -> float:
         """Block-tokens of one response resumed at a place.
 
-        Of the last block's tokens only the last runs to its end, unless the edit is inside that block.
+        Of the last block's tokens only the last runs to its end, unless the edit is inside that block or the prompt is
+        run whole.
         """
         blocks, tail = self.shape.left(place), self.tail(place)
-        inside_the_last = place.layer == self.shape.blocks - 1
-        return blocks * tail if tail == 1 or not blocks or inside_the_last else (blocks - 1) * tail + 1
+        whole = self.subject.whole_passes or place.layer == self.shape.blocks - 1
+        return blocks * tail if tail == 1 or not blocks or whole else (blocks - 1) * tail + 1
+
+    def resumed_at_once(self, place: Place, device: str) -> int:
+        """Responses that are resumed together; whole prompts are counted by themselves, other ones by their tokens."""
+        tokens = 1.0 if self.subject.whole_passes else self.tail(place)
+        return max(1, int(self.subject.resumed_at_once(device) / tokens))
 
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
         """How many pairs edits at these places can tell apart; each of them runs once."""

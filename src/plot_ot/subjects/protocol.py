@@ -159,6 +159,8 @@ class Subject(ABC):
 
     language: bool = False
     """Whether its inputs are prompts, and its answers words."""
+    whole_passes: bool = False
+    """Whether prompts are run whole for every response, and nothing that they share is run once."""
     differentiable: bool = True
     """Whether gradients flow through a resumed pass; methods that need them pass over a network without."""
     memory: int = 512 << 20
