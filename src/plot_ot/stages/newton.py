@@ -175,8 +175,8 @@ class NewtonHandles:
         """Each step runs forward once, backward for the gradient and for every direction of the loss' curvature, and
         forward again to see whether the loss fell; priors and solutions are scored. Where the handle found before is
         right on all pairs, which is the lowest case, nothing runs; in the highest, places are solved together, and
-        wide ones are searched to the end."""
-        if ahead.case == "lowest":
+        wide ones are searched to the end. A network without gradients is passed over."""
+        if ahead.case == "lowest" or not ahead.scene.subject.differentiable:
             return
         fit, calibration = ahead.scene.fit, ahead.scene.calibration
         back = 1 + min(DIRECTIONS, max(1, ahead.scene.outputs - 1))
