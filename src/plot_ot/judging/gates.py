@@ -149,7 +149,7 @@ def does_more_than(part: str, difference: Interval) -> Gate:
 
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     """The same writing with a reading made of used directions alone does as well; `difference` is what that changes."""
-    used = f"rebuilt from what is used later ({kept} of {width} directions)"
+    used = f"rebuilt from the {kept} of {width} directions that are used later"
     words = {
         Answer.HOLDS: f"{used}, its share of right pairs changes by {_span(difference)}",
         Answer.FAILS: f"{used}, its share of right pairs falls: {_span(difference)}",

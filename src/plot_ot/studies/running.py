@@ -167,7 +167,7 @@ class _Worker:
         if failed or not missing:
             return
         try:
-            self.progress(Step(seed, "network and banks", "working"))
+            self.progress(Step(seed, "training or loading the network, drawing pairs", "working"))
             found = self.task.prepare(seed, self.cache)
             prepared = replace(found, recipe=self.task.network_recipe(), controls=self.controls)
             of = unit_of(prepared)
