@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import mib_standins as standins
 from hub import local_hub
-from plot_ot import PlotError
+from plot_ot import PlotError, PlotWarning
 from plot_ot.cli import app
 from plot_ot.exchange.torch_files import rotation_in
 from plot_ot.mib import CELLS, Cell, Settings, highest_and_average, plan_submission, submit
@@ -508,6 +508,28 @@ def test_what_is_not_in_the_track_is_refused(models, data: Path, tmp_path) -> No
     (tmp_path / cell[0].folder).mkdir()
     with pytest.raises(PlotError, match="is there already"):
         submit(models["Qwen2ForCausalLM"], cell, tmp_path, Settings(str(data)))
+
+
+def test_what_is_missing_is_said_before_anything_runs(models, data: Path, tmp_path, monkeypatch) -> None:
+    llama, cells = models["LlamaForCausalLM"], cells_of("LlamaForCausalLM", "all", None)
+    monkeypatch.setattr("plot_ot.mib.submission.answered", None)  # would be the first to run the model
+    with pytest.raises(PlotError, match="RAVEL needs the attributes"):
+        submit(llama, cells, tmp_path, Settings(str(data)))
+    assert not any(tmp_path.iterdir())
+
+
+def test_of_several_tasks_one_that_the_model_cannot_do_is_left_out(models, data: Path, tmp_path, monkeypatch) -> None:
+    def knows_only_choices(prompts: Prompts, pairs: Any, new_tokens: int) -> Any:
+        return pairs if prompts.task.name == "4_answer_MCQA" else []
+
+    monkeypatch.setattr("plot_ot.mib.submission.answered", knows_only_choices)
+    qwen, quick = models["Qwen2ForCausalLM"], Settings(str(data), method="full-vector")
+    with pytest.warns(PlotWarning, match=r"ioi_task is left out.*answers no training pair"):
+        made = submit(qwen, cells_of("Qwen2ForCausalLM", "all", None), tmp_path, quick)
+    assert {m["task"] for m in made} == {"4_answer_MCQA"}
+    assert not (tmp_path / "ioi_linear_params.json").exists()
+    with pytest.raises(PlotError, match="answers no training pair of ioi_task"):
+        submit(qwen, cells_of("Qwen2ForCausalLM", "ioi", None), tmp_path, quick)
 
 
 def test_data_that_does_not_fit_is_refused(tmp_path, data: Path) -> None:

@@ -112,6 +112,11 @@ def load_subject(
         if example is None:
             raise PlotError("Give an `example` input row: the places' widths are found by running it once.")
         if tokens is not None:
+            if not isinstance(tokens, int) or isinstance(tokens, bool):
+                raise PlotError(
+                    f"`tokens` is how many tokens an input has, a whole number; found {tokens!r}. To look at some "
+                    f"tokens only, give their indices as position=[0, 3]."
+                )
             if tokens < 1 or "position" in options:
                 raise PlotError(f"Give `tokens` (1 or more) or a `position`, not both; found {tokens} tokens.")
             options["position"] = range(tokens)

@@ -97,14 +97,20 @@ def mib(
         loaded, cells, out, settings, (lambda _: None) if quiet else (lambda line: errors.tell("·", line, ""))
     )
     if as_json:
-        told = {cell.folder: scores for cell, scores in zip(cells, made, strict=True)}
-        print(json.dumps(told, indent=1, default=str))
+        print(json.dumps({_folder(scores): scores for scores in made}, indent=1, default=str))
     elif not quiet:
         table = Table("cell", "highest", "average", "measure")
-        for cell, scores in zip(cells, made, strict=True):
-            table.add_row(cell.folder, f"{scores['highest']:.3f}", f"{scores['average']:.3f}", scores["measure"])
+        for scores in made:
+            table.add_row(_folder(scores), f"{scores['highest']:.3f}", f"{scores['average']:.3f}", scores["measure"])
         console.print(table)
         console.print(f"Submission: {out} (our scores: {out / 'scores.json'})", highlight=False, soft_wrap=True)
+
+
+def _folder(scores: dict[str, Any]) -> str:
+    """The folder of the cell that some scores are of."""
+    from plot_ot.mib import Cell
+
+    return Cell(scores["task"], scores["model"], scores["variable"]).folder
 
 
 def _explain(

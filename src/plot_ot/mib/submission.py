@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, PlotWarning
 from plot_ot.exchange.mib import UNIT, to_mib, write_triplet
 from plot_ot.files.safe_reading import read_json
 from plot_ot.files.writing import write_json
@@ -17,7 +18,7 @@ from plot_ot.mib.cells import MODELS, Cell
 from plot_ot.mib.data import Pair, fit_and_calibration, read_split, some_of_each
 from plot_ot.mib.heads import Head, HeadStudy, LinearModel
 from plot_ot.mib.prompts import Prompts
-from plot_ot.mib.questions import Cities, Question, question
+from plot_ot.mib.questions import Cities, question
 from plot_ot.mib.residual import find_units
 from plot_ot.mib.scoring import answered, highest_and_average, unit_scores
 from plot_ot.models.named import LanguageModel
@@ -81,21 +82,30 @@ def submit(
     settings: Settings | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Write the folders of some cells of one model below `out`; our own scores of each, which are also kept there."""
+    """Write the folders of some cells of one model below `out`; our own scores of each, which are also kept there.
+
+    Of several tasks, one whose prompts the model does not answer is left out with a warning.
+    """
     settings = settings or Settings()
     taken = [out / c.folder for c in cells if (out / c.folder).exists()]
     if taken:
         raise PlotError(f"{taken[0]} is there already. Choose another --out, or delete it.")
     scores: list[dict[str, Any]] = list(read_json(out / SCORES)["cells"]) if (out / SCORES).is_file() else []
-    made = []
-    for task in dict.fromkeys(c.task for c in cells):
-        drawn = draw(language_model, task, settings)
+    # what is missing is said before anything runs
+    every = {task: draw(language_model, task, settings) for task in dict.fromkeys(c.task for c in cells)}
+    made: list[dict[str, Any]] = []
+    for task, drawn in every.items():
         prompts, new_tokens, chosen = drawn.prompts, drawn.new_tokens, (drawn.train, drawn.test)
         kept = [answered(prompts, pairs, new_tokens) for pairs in chosen]
         written = f"{new_tokens} token{'s' * (new_tokens != 1)}"
         progress(f"{task}: {len(kept[0])} of {len(chosen[0])} training pairs answered rightly in {written}")
-        for name, pairs in zip(("training", "test"), kept, strict=True):
-            _refuse_empty(name, pairs, prompts, drawn.train, new_tokens)
+        unanswered = next((n for n, pairs in zip(("training", "test"), kept, strict=True) if not pairs), None)
+        if unanswered is not None:
+            why = _why_empty(unanswered, drawn)
+            if not made and task == [*every][-1]:
+                raise PlotError(why)
+            warnings.warn(f"{task} is left out. {why}", PlotWarning, stacklevel=2)
+            continue
         shared = _Indirect.of(language_model, prompts, kept, settings) if task == "ioi_task" else None
         for cell in (c for c in cells if c.task == task):
             if shared is not None:
@@ -195,17 +205,15 @@ def _new_tokens(prompts: Prompts, pairs: Sequence[Pair]) -> int:
     return min(LONGEST, max(map(len, wanted)))
 
 
-def _refuse_empty(name: str, kept: Sequence[Pair], prompts: Prompts, train: Sequence[Pair], new_tokens: int) -> None:
-    if kept:
-        return
-    task: Question = prompts.task
-    example = train[0].base
-    expected = task.expected(example.values, {})
+def _why_empty(name: str, drawn: Drawn) -> str:
+    """What to say where the model answers no training pair, or no test pair."""
+    prompts, example = drawn.prompts, drawn.train[0].base
+    expected = prompts.task.expected(example.values, {})
     takes = len(prompts.answer_tokens(example, expected))
     more = (
-        f" Its answers take {takes} tokens, such as {expected!r}, and the model may write {new_tokens}: give "
+        f" Its answers take {takes} tokens, such as {expected!r}, and the model may write {drawn.new_tokens}: give "
         f"--new-tokens {takes}."
-        if takes > new_tokens
+        if takes > drawn.new_tokens
         else " A model that cannot do the task has no cell."
     )
-    raise PlotError(f"The model answers no {name} pair of {task.name} rightly, base and source.{more}")
+    return f"The model answers no {name} pair of {prompts.task.name} rightly, base and source.{more}"

@@ -169,7 +169,8 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
 
 def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
     """The cost of resumed passes."""
-    shape, blocks, through = scene.shape, scene.shape.left(p.place), scene.through(p.place)
+    shape, through = scene.shape, scene.through(p.place)
+    blocks = shape.left(p.place) * len(scene.subject.beginnings)
     context = scene.context if shape.language else 0.0
     branches = scene.resumed_at_once(p.place, machine.device)
     pair_keys = context * shape.key_bytes

@@ -58,7 +58,20 @@ class Inputs:
         """The inputs of some banks, cut as the engine cuts them for this subject."""
         shards, _ = cut_into_shards(banks, inputs_per_shard(subject), encoded)
         found = sum((cls.recorded(s.inputs, s.bases, encoded(s.inputs)) for s in shards), cls())
-        return replace(found, running=found.tokens, kept=0) if subject.whole_passes else found
+        found = replace(found, running=found.tokens, kept=0) if subject.whole_passes else found
+        return sum((found.followed(tokens) for tokens in subject.beginnings), cls())
+
+    def followed(self, more: int) -> Inputs:
+        """The same inputs with so many tokens behind each."""
+        return Inputs(
+            self.count,
+            self.tokens + more * self.count,
+            self.longest + more,
+            self.running + more * self.count,
+            self.bases,
+            self.kept + more * self.bases,
+            self.shards,
+        )
 
     @classmethod
     def recorded(cls, inputs: Tensor, bases: Tensor, tokens: Tokens | None) -> Inputs:
@@ -150,9 +163,9 @@ class Scene:
         Of the last block's tokens only the last runs to its end, unless the edit is inside that block or the prompt is
         run whole.
         """
-        blocks, tail = self.shape.left(place), self.tail(place)
-        whole = self.subject.whole_passes or place.layer == self.shape.blocks - 1
-        return blocks * tail if tail == 1 or not blocks or whole else (blocks - 1) * tail + 1
+        blocks, whole = self.shape.left(place), self.subject.whole_passes or place.layer == self.shape.blocks - 1
+        tails = [self.tail(place) + tokens for tokens in self.subject.beginnings]
+        return sum(blocks * tail if tail == 1 or not blocks or whole else (blocks - 1) * tail + 1 for tail in tails)
 
     def resumed_at_once(self, place: Place, device: str) -> int:
         """Responses that are resumed together; whole prompts are counted by themselves, other ones by their tokens."""

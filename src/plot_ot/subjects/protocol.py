@@ -159,6 +159,12 @@ class Subject(ABC):
 
     language: bool = False
     """Whether its inputs are prompts, and its answers words."""
+
+    @property
+    def beginnings(self) -> tuple[int, ...]:
+        """Every input is run once for each of these, with so many tokens of an answer behind it."""
+        return (0,)
+
     whole_passes: bool = False
     """Whether prompts are run whole for every response, and nothing that they share is run once."""
     differentiable: bool = True
