@@ -441,19 +441,19 @@ def paths_of(tries: list[Try]) -> set[tuple[str, float, int]]:
     return {(t.solution.path.start[0].rule, t.solution.path.start[0].ridge, t.solution.path.room) for t in tries}
 
 
-@pytest.mark.parametrize("reached", [0.0, 1.0, -1.0])
-def test_a_wide_place_gets_one_path_unless_it_beats_what_was_found(reached):
-    """Where no handle was found before (-1), or a worse one, the search is the usual one."""
+@pytest.mark.parametrize(("reached", "hopeful"), [(0.0, 0.7), (0.0, 1.1), (1.0, 0.7), (-1.0, 1.1)])
+def test_a_wide_place_gets_one_path_unless_it_beats_what_was_found(reached, hopeful):
+    """Where no handle was found before (-1), or a worse one and there is hope, the search is the usual one."""
     problem = planted(fit=60)
     usual = NewtonHandles(stretch=9.0, whole=4, rooms=(4, 8))
-    thrifty = replace(usual, wide=8)
+    thrifty = replace(usual, wide=8, hopeful=hopeful)
     priors = thrifty._priors(problem.fit, problem.subject.places, "p")
     assert {p.ridge for p in priors} == set(thrifty.wide_ridges)
     starts = thrifty._followed(priors, _scores(problem, "p", [[p.edit] for p in priors]))
     whole = usual._solved(problem, "p", starts, _Ordinary(problem), reached)
     tries = thrifty._solved(problem, "p", starts, _Ordinary(problem), reached)
     assert len(paths_of(whole)) == 2 * len(starts)
-    if reached == 1.0:
+    if reached == 1.0 or (reached >= 0 and hopeful > 1):
         first = starts[0][0]
         assert paths_of(tries) == {(first.rule, first.ridge, 4)}
         assert {t.solution.weight for t in tries} == set(usual.weights[: usual.scouting])

@@ -75,7 +75,9 @@ class NewtonHandles:
     """Places up to this width are solved in whole."""
     wide: int = 256
     """At places wider than this, where a step is dear, one path is walked first: from the best prior, in the smallest
-    room. The others follow only if it beats the handle found before."""
+    room. The others follow only if it beats the handle found before ..."""
+    hopeful: float = 0.7
+    """... and reaches this calibration score: a handle that works has about 0.85, one that does nothing 0.5."""
     ranks: tuple[int, ...] = (1, 2, 4, 8)
     """Ranks tried besides the whole map."""
     stretch: float = 1.5
@@ -288,7 +290,7 @@ class NewtonHandles:
         """Paths over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
 
         After `scouting` values of ρ only the best path goes on, with stand-ins. At `wide` places the first path is
-        walked before the others, and nothing more unless it beats the score `reached` before. Where everything is
+        walked before the others, and nothing more unless it beats the score `reached` before and is `hopeful`. Where everything is
         stretched and a handle is `needed`, the least stretched one stays.
         """
         paths = [Path(start, room) for start in starts for room in self._rooms(start)]
@@ -296,7 +298,8 @@ class NewtonHandles:
         ahead = 1 if dear else len(paths)
         scouting, further = self.weights[: self.scouting], self.weights[self.scouting :]
         walked = self._walked(problem, variable, paths[:ahead], scouting, 0)
-        if not dear or round(max(t.score for path in walked for t in path), 9) > round(reached, 9):
+        best_yet = round(max((t.score for path in walked for t in path), default=-1.0), 9)
+        if not dear or (best_yet > round(reached, 9) and best_yet >= self.hopeful):
             walked += self._walked(problem, variable, paths[ahead:], scouting, 0)
             best = max(walked, key=lambda some: max(t.score for t in some), default=[])
             walked += self._walked(problem, variable, [best[-1].solution.path] if best else [], further, self.stand_ins)
