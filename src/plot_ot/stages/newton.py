@@ -290,8 +290,8 @@ class NewtonHandles:
         """Paths over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
 
         After `scouting` values of ρ only the best path goes on, with stand-ins. At `wide` places the first path is
-        walked before the others, and nothing more unless it beats the score `reached` before and is `hopeful`. Where everything is
-        stretched and a handle is `needed`, the least stretched one stays.
+        walked before the others, and nothing more unless it beats the score `reached` before and is `hopeful`. Where
+        everything is stretched and a handle is `needed`, the least stretched one stays.
         """
         paths = [Path(start, room) for start in starts for room in self._rooms(start)]
         dear = reached >= 0 and any(self.is_wide(path.places) for path in paths)
