@@ -232,7 +232,19 @@ def main() -> None:
         planted, known = SMOL_PLANTED, {f"smollm2-{name}": there for name, there in known.items()}
         page = args.results / "mcqa_smollm2.md"
     elif args.what == "untouched":
-        sizes = ["--dtype", args.dtype, "--controls", args.controls, "--fit", "120", "--pairs", "100", *FEWER_DAS]
+        sizes = [
+            "--dtype",
+            args.dtype,
+            "--controls",
+            args.controls,
+            "--fit",
+            "120",
+            "--pairs",
+            "200",
+            "--transfer",
+            "4",
+        ]
+        sizes += FEWER_DAS
         models = {"qwen2.5-coder-1.5b": ["--model", args.model, *sizes, "--methods", args.methods]}
         planted, known = QWEN_FOUND, dict.fromkeys(models, True)
         page = args.results / "mcqa_untouched.md"

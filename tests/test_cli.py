@@ -3,13 +3,14 @@
 import io
 import json
 import sys
+import warnings
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from rich.console import Console
 
-from plot_ot import cli
+from plot_ot import PlotWarning, cli
 from plot_ot.cli.common import console
 from plot_ot.cli.progress import Pace, Watch
 from plot_ot.studies.running import Step
@@ -44,6 +45,19 @@ def heq(monkeypatch, out: Path, *more: str) -> int:
 def stable(results: dict) -> dict:
     """Everything that must not change between two runs: not the seconds, which are in the units too."""
     return {k: sorted(v) if k == "units" else v for k, v in results.items() if k not in ("runtimes", "seal")}
+
+
+def test_our_warnings_are_one_line_without_the_code_they_come_from(monkeypatch, capsys):
+    def warned(**_):
+        warnings.warn("half of it is left out", PlotWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(cli, "app", warned)
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        cli.main()
+    assert capsys.readouterr().err == "warning: half of it is left out\n"
+    assert [str(w.message) for w in others] == ["something else"]
 
 
 def test_a_run_ends_in_sentences_and_writes_its_directory(monkeypatch, tmp_path, capsys):

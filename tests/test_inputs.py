@@ -292,6 +292,17 @@ def test_the_filter_and_what_is_held_out_are_in_the_result_its_record_and_its_re
     assert any("held out by" in n for n in again.notes)
 
 
+def test_too_few_inputs_that_are_all_answered_are_no_fault_of_the_network() -> None:
+    """No advice to train it further, or to ask less of it."""
+    causal = CausalModel(["a", "b"], {"s": lambda a, b: (a + b) % 3, "y": lambda s: s}, "y")
+    rows = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    with pytest.raises(plot_ot.PlotError) as refused:
+        plot_ot.localize(plot_ot.load_subject(causal, example=rows), causal, rows, progress=False)
+    assert str(refused.value).endswith(
+        "25 of 25 distinct inputs as the causal model does; at least 60 inputs are needed. Give more of them."
+    )
+
+
 def test_banks_as_given_have_no_filter_of_ours() -> None:
     causal = CausalModel(["x", "y"], {"p": lambda x: x % 2, "out": lambda p, y: p ^ y}, "out")
     rows = torch.cartesian_prod(torch.arange(40), torch.arange(2))

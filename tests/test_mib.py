@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import mib_standins as standins
 from hub import local_hub
-from plot_ot import PlotError
+from plot_ot import PlotError, PlotWarning
 from plot_ot.cli import app
 from plot_ot.exchange.torch_files import rotation_in
-from plot_ot.mib import CELLS, Cell, Settings, highest_and_average, submit
+from plot_ot.mib import CELLS, Cell, Settings, highest_and_average, plan_submission, submit
 from plot_ot.mib.cells import MODELS, cells_of
 from plot_ot.mib.data import read_cities, read_split
 from plot_ot.mib.heads import HeadStudy, LinearModel
@@ -25,7 +25,9 @@ from plot_ot.mib.questions import question, signals
 from plot_ot.mib.residual import find_units
 from plot_ot.mib.scoring import answered, unit_scores
 from plot_ot.models import LanguageModel
+from plot_ot.planner import MACHINES
 
+CPU = MACHINES["h100"].changed(gpu=False)
 QUICK = ["--epochs", "3", "--dimensions", "4", "--places", "2", "--quiet"]
 
 
@@ -282,7 +284,7 @@ def test_padding_does_not_shift_positions(models, data: Path) -> None:
 def test_heads_of_another_models_defaults_are_refused(models, data: Path) -> None:
     pairs = read_split(question("ioi_task"), str(data), "train")
     for kind, found in models.items():
-        study = HeadStudy(found, Prompts(found, question("ioi_task")), pairs[:6], 1 << 28)
+        study = HeadStudy.recorded(found, Prompts(found, question("ioi_task")), pairs[:6], 1 << 28)
         with pytest.raises(PlotError, match=r"2 blocks of 4 heads each; there is no head 7\.3"):
             study.require([(7, 3), (7, 9), (8, 6), (8, 10)])
         assert set(study.choose(4)) <= set(study.heads), kind
@@ -308,8 +310,8 @@ def test_both_ways_to_score_agree(models, data: Path) -> None:
     pairs = answered(prompts, read_split(asked, str(data), "train"), 1)
     subject, units = find_units(prompts, pairs, "answer", method="full-vector")
     test = read_split(asked, str(data), "test")
-    for unit in units[-3:]:
-        by_tokens = unit_scores(unit.handle, subject, prompts, test, 1)
+    scored = unit_scores([u.handle for u in units[-3:]], subject, prompts, test, 1)
+    for unit, by_tokens in zip(units[-3:], scored, strict=True):
         rows = [prompts.rows([getattr(p, side) for p in test]) for side in ("base", "source")]
         with unit.handle.on(subject, rows[1], base=rows[0]):
             texts = prompts.written(rows[0], 1)
@@ -400,6 +402,94 @@ def test_an_answer_of_several_tokens_is_asked_for_token_by_token(models) -> None
     assert store.top_token.tolist() == tokens  # the model knows this sum by heart
 
 
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "variable"),
+    [
+        ("LlamaForCausalLM", "ioi", None),  # two cells that share their heads
+        ("LlamaForCausalLM", "mcqa", "answer"),
+        ("LlamaForCausalLM", "ravel", "Country"),  # some prompts ask for nothing, and run all the same
+        ("Gemma2ForCausalLM", "arithmetic", None),  # answers of three tokens, written under each handle
+    ],
+)
+def test_a_submission_runs_the_tokens_that_its_plan_has(
+    kind: str, task: str, variable: str | None, models, data: Path, tmp_path, monkeypatch
+) -> None:
+    found, seen = models[kind], {"forward": 0, "backward": 0}
+    found.model.save_pretrained(tmp_path / "model")
+    found.tokenizer.save_pretrained(tmp_path / "model")
+    # trained everywhere and to the last epoch, at the head that a plan expects: nothing is left to guess
+    settings = Settings(str(data), standins.CITIES, method="das", epochs=2, dimensions=4, head_count=1)
+    monkeypatch.setattr(HeadStudy, "choose", _choosing_the_expected(HeadStudy.choose))
+
+    def count(_: Any, __: Any, out: Any) -> None:
+        h = out[0] if isinstance(out, tuple) else out
+        tokens = h.shape[0] * h.shape[1]
+        seen["forward"] += tokens
+        if h.requires_grad:
+            h.register_hook(lambda _: seen.update(backward=seen["backward"] + tokens))
+
+    hooks = [b.register_forward_hook(count) for b in blocks(found.model)]
+    submit(found, cells_of(kind, task, variable), tmp_path / "out", settings)
+    for hook in hooks:
+        hook.remove()
+    with monkeypatch.context() as patch:
+        patch.setattr("plot_ot.models.named.load_model", None)  # nothing is loaded
+        plan = plan_submission(str(tmp_path / "model"), CPU, settings, task=task, variable=variable)
+    costs = [c for row in plan.rows for c in row.parts.values()]
+    assert sum(c.backward for c in costs) == seen["backward"] > 0
+    # a new subject also tries on one prompt whether it can be resumed and whether a trie gives the same
+    assert 0.9 * seen["forward"] <= sum(c.forward for c in costs) <= seen["forward"]
+    assert [row.name for row in plan.rows[1:]] == [c.folder for c in cells_of(kind, task, variable)]
+    assert all(row.seconds["lowest"] <= row.seconds["expected"] <= row.seconds["highest"] for row in plan.rows)
+
+
+def _choosing_the_expected(choose: Any) -> Any:
+    def chosen(study: HeadStudy, count: int) -> Any:
+        choose(study, count)
+        return [study.heads[len(study.heads) // (count + 1)]]
+
+    return chosen
+
+
+def test_what_is_asked_for_changes_the_plan(models, data: Path, tmp_path) -> None:
+    llama = models["LlamaForCausalLM"]
+    llama.model.config.save_pretrained(tmp_path)  # no weights, no tokenizer
+    usual = Settings(str(data), standins.CITIES)
+
+    def responses(task: str, **changed: Any) -> float:
+        plan = plan_submission(str(tmp_path), CPU, replace(usual, **changed), task=task)
+        assert plan.counted
+        return sum(row.responses for row in plan.rows)
+
+    for task in ("mcqa", "ioi"):
+        assert responses(task, method="full-vector") < responses(task) < responses(task, epochs=80), task
+    every = responses("mcqa", method="das")  # there are six places, where plot-das trains too: it also ranks them
+    assert responses("mcqa", places=1) < every < responses("mcqa")
+    assert responses("ioi", heads=[(0, 1)]) < responses("ioi")
+    with pytest.raises(PlotError, match=r"no head 7\.3"):
+        responses("ioi", heads=[(7, 3)])
+
+
+def test_the_command_explains_without_weights(data: Path) -> None:
+    words = ["mib", "--data", str(data), "--cities", str(data / "cities.json"), "--explain", "--machine", "h100"]
+    told = CliRunner().invoke(app, [*words, "--model", "google/gemma-2-2b", "--json"])
+    assert told.exit_code == 0, told.exception
+    rows = json.loads(told.stdout)["rows"]
+    assert {c.folder for c in CELLS if c.model == "Gemma2ForCausalLM"} < set(rows)
+    shown = CliRunner().invoke(app, [*words, "--model", MODELS["LlamaForCausalLM"], "--task", "arithmetic"])
+    assert "counted in words and signs" in shown.stdout
+    assert "arithmetic_LlamaForCausalLM_ones_carry" in shown.stdout
+    for wrong, said in (
+        ([*words, "--model", "google/gemma-2-2b", "--machine", "h10"], "Did you mean 'h100'"),
+        (["mib", "--model", "google/gemma-2-2b", "--machine", "h100"], "--machine is what --explain plans for"),
+        (["explain", "mib"], "plot-ot mib --explain"),
+    ):
+        assert said in str(CliRunner().invoke(app, wrong).exception)
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -418,6 +508,28 @@ def test_what_is_not_in_the_track_is_refused(models, data: Path, tmp_path) -> No
     (tmp_path / cell[0].folder).mkdir()
     with pytest.raises(PlotError, match="is there already"):
         submit(models["Qwen2ForCausalLM"], cell, tmp_path, Settings(str(data)))
+
+
+def test_what_is_missing_is_said_before_anything_runs(models, data: Path, tmp_path, monkeypatch) -> None:
+    llama, cells = models["LlamaForCausalLM"], cells_of("LlamaForCausalLM", "all", None)
+    monkeypatch.setattr("plot_ot.mib.submission.answered", None)  # would be the first to run the model
+    with pytest.raises(PlotError, match="RAVEL needs the attributes"):
+        submit(llama, cells, tmp_path, Settings(str(data)))
+    assert not any(tmp_path.iterdir())
+
+
+def test_of_several_tasks_one_that_the_model_cannot_do_is_left_out(models, data: Path, tmp_path, monkeypatch) -> None:
+    def knows_only_choices(prompts: Prompts, pairs: Any, new_tokens: int) -> Any:
+        return pairs if prompts.task.name == "4_answer_MCQA" else []
+
+    monkeypatch.setattr("plot_ot.mib.submission.answered", knows_only_choices)
+    qwen, quick = models["Qwen2ForCausalLM"], Settings(str(data), method="full-vector")
+    with pytest.warns(PlotWarning, match=r"ioi_task is left out.*answers no training pair"):
+        made = submit(qwen, cells_of("Qwen2ForCausalLM", "all", None), tmp_path, quick)
+    assert {m["task"] for m in made} == {"4_answer_MCQA"}
+    assert not (tmp_path / "ioi_linear_params.json").exists()
+    with pytest.raises(PlotError, match="answers no training pair of ioi_task"):
+        submit(qwen, cells_of("Qwen2ForCausalLM", "ioi", None), tmp_path, quick)
 
 
 def test_data_that_does_not_fit_is_refused(tmp_path, data: Path) -> None:

@@ -329,6 +329,49 @@ def test_strange_positions_are_refused(options, said):
     assert_refused(lambda: plot_ot.load_subject(Tagged(), places=["first"], example=rand(5, 1, 3, 4), **options), said)
 
 
+def test_a_module_that_embeds_tokens_is_given_whole_numbers():
+    """Nobody has to say so: floats are tried first, and the module that cannot take them gets what it can."""
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.mix, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.mix(self.words(ids)).tanh().mean(dim=1))
+
+    torch.manual_seed(1000)
+    module, rows = Embedding(), torch.arange(12).reshape(4, 3) % 9
+    subject = plot_ot.load_subject(module, places=["mix"], tokens=3, example=rows)
+    [recording] = record_pairs(subject, (rows[:2], rows[2:]))
+    assert torch.allclose(recording.base_outputs, module(rows[:2]))
+    assert torch.allclose(recording.source_at(subject.place("mix@1")), module.mix(module.words(rows[2:, 1])))
+    chain = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    assert plot_ot.load_subject(chain, places=["1"], example=rows.float()).places[0].width == 12
+    plain = plot_ot.load_subject(nn.Sequential(nn.Linear(3, 2)), places=["0"], example=rows)  # takes floats as ever
+    assert plain.record(rows).outputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("places", "options", "said"),
+    [
+        (["0"], {"example": torch.rand(4, 7)}, ["does not run on the first row", "(4, 7)", "as floats", "`encode`"]),
+        (["0"], {"example": torch.ones(4, 7)}, ["as floats", "as whole numbers", "mat1 and mat2"]),
+        (
+            ["0"],
+            {"example": torch.rand(4, 3), "encode": lambda rows: rows[:, 9]},
+            ["as given by `encode`", "IndexError"],
+        ),
+        ("0.linear1", {"example": torch.rand(4, 3)}, ["a list of submodules' names", "places=['0.linear1']"]),
+        (["0"], {"example": torch.rand(4, 3), "tokens": "5"}, ["a whole number; found '5'", "position=[0, 3]"]),
+        (["0"], {"example": torch.rand(4, 3), "tokens": [0, 2]}, ["a whole number; found [0, 2]"]),
+    ],
+)
+def test_a_module_that_cannot_be_run_as_asked_is_refused_in_words(places, options, said):
+    net = nn.Sequential(nn.Linear(3, 2))
+    assert_refused(lambda: plot_ot.load_subject(net, places=places, **options), said)
+
+
 def test_tokens_without_places_are_refused():
     assert_refused(lambda: plot_ot.load_subject("tiny", tokens=3), ["goes with the `places`"])
 

@@ -10,9 +10,22 @@ import torch
 
 import decoders
 from foreign import KINDS, SETS, handle, run_page, subject_of, tokenizer
-from plot_ot import LanguageModel, PlotError, Subject, load_subject, record_pairs
+from plot_ot import (
+    CausalModel,
+    LanguageModel,
+    Method,
+    PlotError,
+    Splits,
+    Subject,
+    draw_pairs,
+    load_subject,
+    record_pairs,
+)
 from plot_ot.exchange import NnsightSubject
 from plot_ot.models.foreign import opened_up
+from plot_ot.planner import MACHINES, Scene, predict
+from plot_ot.sites import whole_places
+from plot_ot.stages.coupling import Localize
 
 nnsight = pytest.importorskip("nnsight")
 OPTIONS = {"kinds": KINDS, "positions": decoders.POSITIONS}
@@ -100,6 +113,29 @@ def test_a_model_without_its_weights_here_runs_where_they_are(family: str, tmp_p
     expected = made.apply(plain, decoders.BASE, decoders.SOURCE)
     far = replace(made, subject=there.identity())
     assert decoders.relative(far.apply(there, decoders.BASE, decoders.SOURCE), expected) < 1e-5
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_plan_runs_nothing_and_counts_whole_passes(far: bool, tmp_path, monkeypatch) -> None:
+    model = envelope("llama", tmp_path)
+    if far:
+        model._module.to("meta")
+    there = NnsightSubject(model, decoders.encode, decoders.ANSWERS, **OPTIONS, remote="local")
+    monkeypatch.setattr(NnsightSubject, "_run", None)  # no trace
+    causal = CausalModel(["a", "b"], {"z": lambda a: a % 2, "y": lambda z, b: (z + b) % 2}, "y")
+    rows = torch.cartesian_prod(torch.arange(6), torch.arange(6))
+    monkeypatch.setattr(there, "encode", lambda some: (some.repeat(1, 5), torch.ones(len(some), 10).long()))
+    monkeypatch.setattr(there, "positions", {name: lambda some: -2 for name in there.positions})
+    bank = draw_pairs(causal, rows, "mixed", 30, torch.Generator().manual_seed(0), variable="z", variables=["z"])
+    assert there.parameters == subject_of(decoders.network("llama")).parameters
+    scene = Scene.of_subject(there, Splits(bank, bank, {}), len(decoders.ANSWERS))
+    patches = Method("patches", "whole places", (Localize((whole_places,)),))
+    plan = predict(patches, scene, MACHINES["h100"])
+    whole = 10 * decoders.DEPTH  # tokens through blocks, wherever the edit is
+    distinct = len(torch.cat([bank.base, bank.source]).unique(dim=0))
+    assert plan.parts["recording"].forward == whole * distinct
+    assert all(scene.through(p) == whole for p in there.places)
+    assert plan.parts["signatures"].forward == whole * sum(2 * scene.classes(scene.fit, [p]) for p in there.places)
 
 
 def test_weights_that_are_not_loaded_are_refused(tmp_path) -> None:

@@ -310,6 +310,7 @@ def test_a_logit_difference_of_a_language_model(asked, monkeypatch):
         (lambda: distributions(-1), "above 0"),
         (lambda: nearest_value([1.0]), "two different"),
         (lambda: nearest_value([1.0, 1.0]), "two different"),
+        (lambda: nearest_value(["A", "B"]), r"finite numbers; found \['A', 'B'\]"),
         (lambda: logit_difference(1.0, first=1), "two different columns"),
         (lambda: logit_difference(1.0, first=1, second=1), "two different columns"),
         (lambda: logit_difference(1.0).abstract(torch.zeros(3), 4), "two columns and a number"),

@@ -11,10 +11,13 @@ from typer.testing import CliRunner
 
 import plot_ot
 from plot_ot import Hypothesis, TokenSpan, plan_localization
+from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.api import bind
 from plot_ot.cli import app
 from plot_ot.comparing import plan_comparison
-from plot_ot.planner import MACHINES, Prompted
+from plot_ot.edits import EditBatch, Frame, respond
+from plot_ot.planner import MACHINES, Prompted, Scene
+from plot_ot.subjects import record
 from plot_ot.tasks.planning import language_shape
 from refusals import assert_refused
 
@@ -92,6 +95,34 @@ def _named(shape, name):
     from dataclasses import replace
 
     return replace(shape, name=name)
+
+
+def test_edits_of_spans_and_inside_the_last_block_are_counted_as_they_run(colours):
+    """A span has seen the source up to its last token; an edit inside the last block runs all tokens behind it."""
+    h, given = hypothesis_of(colours[0])
+    rows = h.rows(given)[:24]
+    live = bind(plot_ot.load_subject("tiny"), h, layers=[4, 5], kinds=("block_output", "attention_output"))
+    labels = torch.zeros(24, dtype=torch.long)
+    bank = Bank("fit", h.causal, rows[:2].repeat(12, 1), rows, ("colour",), *_alike(labels))
+    scene = Scene.of_subject(live, Splits(bank, bank, {}), 8)
+    [recording] = record(live, bank)
+    seen = []
+    hooks = [
+        b.register_forward_hook(lambda _, __, out: seen.append((out[0] if isinstance(out, tuple) else out).shape[:2]))
+        for b in live.decoder.blocks
+    ]
+    for place in live.places:
+        seen.clear()
+        respond(recording, [EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))])
+        planned = scene.classes(recording, [place]) * scene.through(place)
+        assert sum(rows * tokens for rows, tokens in seen) == planned, place.name
+    for hook in hooks:
+        hook.remove()
+
+
+def _alike(labels: torch.Tensor) -> tuple:
+    changed = {"colour": torch.ones(len(labels), dtype=torch.bool)}
+    return changed, {"colour": labels}, labels, labels, labels, ("all",)
 
 
 @pytest.mark.parametrize("method", ["plot", "das"])

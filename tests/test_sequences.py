@@ -7,8 +7,11 @@ import torch
 
 import plot_ot
 from decoders import VOCABULARY, WIDTH, configuration, transformers
-from plot_ot import CausalModel, Edit, Frame, Handle, PlotError, SequenceSubject
+from plot_ot import CausalModel, Edit, Frame, Handle, PlotError, SequenceSubject, Splits, draw_pairs
+from plot_ot.edits import EditBatch, respond
 from plot_ot.engine import InProcess, record_shared
+from plot_ot.planner import Scene
+from plot_ot.subjects import record
 
 ANSWERS = [(5, 6, 7), (5, 6, 8), (9,), (5, 10)]
 LENGTHS = (9, 12, 7, 12, 4, 10)
@@ -136,13 +139,30 @@ def test_a_hypothesis_spells_its_answers():
 
 
 def test_plans_count_every_beginning_of_an_answer():
-    """The prompt's own token, and for (5,) and (5, 6) the tokens that are run after it."""
-    plain, several = (
-        SequenceSubject(make("llama"), prompts, answers) for answers in ([[5], [6], [7]], [[5, 6, 8], [5, 7], [9]])
-    )
-    one, more = plain.shape(3), several.shape(3)
-    assert one.after == plain.prompt.shape(3).after
-    assert more.after == tuple((1 + 2 + 3) * blocks for blocks in one.after)
+    """Recorded and resumed passes against the tokens that go through the blocks."""
+    subject = SequenceSubject(make("llama"), prompts, ANSWERS, positions={"third": lambda rows: -3})
+    causal = CausalModel(["row"], {"half": lambda row: row % 2, "said": lambda half: half}, "said")
+    rows = torch.arange(6)[:, None]
+    bank = draw_pairs(causal, rows, "mixed", 8, torch.Generator().manual_seed(0), variable="half", variables=["half"])
+    scene, seen = Scene.of_subject(subject, Splits(bank, bank, {}), len(ANSWERS)), []
+    record(subject, bank)  # a first recording also tries whether the model can be resumed
+
+    def count(_, __, output):
+        h = output[0] if isinstance(output, tuple) else output
+        seen.append(h.shape[0] * h.shape[1])
+
+    hooks = [block.register_forward_hook(count) for block in subject.prompt.decoder.blocks]
+    [recording] = record(subject, bank)
+    recorded = sum(seen)
+    for place in subject.places:
+        seen.clear()
+        respond(recording, [EditBatch(place, Frame.identity(WIDTH), torch.ones(1, WIDTH))])
+        assert sum(seen) == scene.classes(recording, [place]) * scene.through(place), place.name
+    for hook in hooks:
+        hook.remove()
+    assert subject.beginnings == (0, 1, 2)
+    padded = len(subject.beginnings) * scene.shape.blocks * len(recording.store.inputs)  # batches of mixed lengths
+    assert 0 <= recorded - scene.shape.blocks * scene.inputs.running <= padded * (max(LENGTHS) - min(LENGTHS))
 
 
 def test_a_store_of_another_subject_is_refused():

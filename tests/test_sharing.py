@@ -141,6 +141,14 @@ def test_a_handle_of_another_network_is_refused(hub: LocalHub) -> None:
     example(network()).push_to_hub("ann/carry")
     with pytest.raises(PlotError, match="belongs to network"):
         Handle.from_hub("ann/carry", network(1001))
+    for nothing in (
+        "other.safetensors",
+        torch.nn.Linear(2, 2),
+    ):  # a file's name or a bare module in the subject's place
+        with pytest.raises(
+            PlotError, match=r"Expected a subject.*load_subject\(model, hypothesis\).*found (str|Linear)"
+        ):
+            Handle.from_hub("ann/carry", nothing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["carry", "../../etc", "a/b/c", "a/..", "", "http://x/y"])

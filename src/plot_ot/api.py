@@ -112,6 +112,11 @@ def load_subject(
         if example is None:
             raise PlotError("Give an `example` input row: the places' widths are found by running it once.")
         if tokens is not None:
+            if not isinstance(tokens, int) or isinstance(tokens, bool):
+                raise PlotError(
+                    f"`tokens` is how many tokens an input has, a whole number; found {tokens!r}. To look at some "
+                    f"tokens only, give their indices as position=[0, 3]."
+                )
             if tokens < 1 or "position" in options:
                 raise PlotError(f"Give `tokens` (1 or more) or a `position`, not both; found {tokens} tokens.")
             options["position"] = range(tokens)
@@ -252,9 +257,19 @@ def ask(
         subject = bind(subject, hypothesis, named, **options)
     else:
         if options:
-            unknown(
-                "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
+            known = (
+                "method",
+                "readout",
+                "size",
+                "budget",
+                "filter",
+                "hold_out",
+                "seed",
+                "engine",
+                "controls",
+                "progress",
             )
+            unknown("option", next(iter(options)), known)
         given = read_given(hypothesis, pairs)
     look = as_readout(readout or ("logits" if subject.language else "softmax"))
     question = Question(

@@ -48,8 +48,10 @@ class Admission:
         told += ", of the candidate answers" if "vocabulary" in self.choices else ""
         return f"{told}; without a filter all of them count" if self.filter == "none" else told
 
-    def refuse_few(self, said: str, least: str = f"{LEAST_ROWS} inputs") -> NoReturn:
-        """Refuse a network that is right on too few inputs, and name the other filters."""
+    def refuse_few(self, said: str, left_out: int, least: str = f"{LEAST_ROWS} inputs") -> NoReturn:
+        """Refuse too few inputs; if some were left out because the network is wrong on them, name other filters."""
+        if not left_out:
+            raise PlotError(f"{said[:1].upper()}{said[1:]}; at least {least} are needed. Give more of them.")
         others = [f"filter='{name}' ({FILTERS[name]})" for name in self.choices if name != self.filter]
         heard = self.heard()
         raise PlotError(

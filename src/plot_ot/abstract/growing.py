@@ -68,7 +68,7 @@ class GrowingBanks:
             self._asked, self._right = self._asked + len(some), self._right + int(right.sum())
             self.rows = torch.cat([self.rows, some[counts]])
         if len(self.rows) < LEAST_ROWS:
-            self.admission.refuse_few(self.notes[0])
+            self.admission.refuse_few(self.notes[0], self._asked - len(self.rows))
 
     def draw(self, sizes: tuple[int, int, int]) -> Splits:
         """Pairs for fitting, calibration and tests, of the inputs that count so far."""

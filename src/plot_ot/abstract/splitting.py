@@ -67,7 +67,7 @@ def from_inputs(
     rows = distinct[counts]
     said = admission.said(f"{int(right.sum())} of {len(distinct)} distinct inputs")
     if len(rows) < LEAST_ROWS:
-        admission.refuse_few(said)
+        admission.refuse_few(said, len(distinct) - len(rows))
     if hold_out is not None:
         splits, held = dealt(causal, rows, hold_out, (size, size, size), generator)
         return Made(splits, (said, held), int(right.sum()), len(distinct))
@@ -166,7 +166,7 @@ def from_pairs(
     said = admission.said(f"both inputs of {int(of_pairs(right).sum())} of {len(pairs)} pairs")
     if len(kept) < 3 * LEAST_PAIRS:
         told = f"{said} ({int(right.sum())} of {len(both)} distinct inputs)"
-        admission.refuse_few(told, f"{3 * LEAST_PAIRS} pairs")
+        admission.refuse_few(told, len(pairs) - len(kept), f"{3 * LEAST_PAIRS} pairs")
     notes = [said]
     if pairs.split:
         part = _named_parts(pairs.split, kept)

@@ -6,13 +6,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from plot_ot.cli import bench, check, compare, explain, localize, mib, models, run, show
 from plot_ot.cli.common import PlainGroup, PlainHelp, console, errors
-from plot_ot.errors import CouplingWarning, PlotError
+from plot_ot.errors import CouplingWarning, PlotError, PlotWarning
 from plot_ot.version import __version__
 
 app = typer.Typer(
@@ -59,9 +60,18 @@ def options(
     """Where in this network does this variable live, and how do I control it?"""
 
 
+def _warn(usual: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Our own warnings are a line, without the place in the code that they come from."""
+    if issubclass(category, PlotWarning):
+        errors.tell("warning:", str(message), "yellow")
+    else:
+        usual(message, category, *where)
+
+
 def main() -> None:
     """Entry point: one line per error, no traceback unless PLOT_OT_DEBUG is set."""
     warnings.simplefilter("ignore", CouplingWarning)  # flags are printed with the results, not between them
+    warnings.showwarning = partial(_warn, warnings.showwarning)
     try:
         app(prog_name="plot-ot")
     except PlotError as e:

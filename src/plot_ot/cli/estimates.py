@@ -16,20 +16,23 @@ from rich.text import Text
 from plot_ot.cli.common import console
 from plot_ot.comparing import ComparisonPlan
 from plot_ot.errors import PlotError, unknown
+from plot_ot.mib.costs import SubmissionPlan
 from plot_ot.planner import Machine, Plan, Scene
 from plot_ot.planner.ladder import Ladder
 from plot_ot.report import tables
 from plot_ot.tasks import TASKS, Task
 from plot_ot.tasks.text_data import Sizes
 
-SIZES = {"fit": ("fit",), "pairs": ("calibration", "test", "transfer")}
-"""Options that say how many pairs the banks of a language task have, and which banks."""
+SIZES = {"fit": ("fit",), "pairs": ("calibration", "test", "transfer"), "transfer": ("transfer",)}
+"""Options that say how many pairs the banks of a language task have, and which banks; a later one has the last word."""
 OPTIONS = ("sampler", "strengths", "size", "width", "bits", "split", "model", "adapter", *SIZES, "memory")
 """Options of tasks; the others say on what machine a study is planned."""
 
 
 def task_by_name(name: str, given: Mapping[str, Any]) -> Task:
     """A task of the registry with the options that were given; options of other tasks are refused."""
+    if name == "mib":
+        raise PlotError("A submission to MIB is planned by its own command, with its options: plot-ot mib --explain.")
     if name not in TASKS:
         unknown("task", name, TASKS)
     own = options_of(TASKS[name])
@@ -175,6 +178,31 @@ def print_comparison_plan(plan: ComparisonPlan, finalists: int | None, as_json: 
     )
 
 
+def print_submission_plan(plan: SubmissionPlan, machine: Machine, as_json: bool) -> None:
+    """What every cell of a submission would run, and about how long it would take."""
+    if as_json:
+        print(json.dumps(plan.json(), indent=1, default=str))
+        return
+    table = tables.plain_table("Computed, by cell and for all cells of a task")
+    for column in ("what", "prompts", "responses", "time", "lowest", "highest", "memory"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for row in plan.rows:
+        times = [_clock(row.seconds[case]) for case in ("expected", "lowest", "highest")]
+        counts = [f"{n:,}" if n else "" for n in (row.prompts, round(row.responses))]
+        table.add_row(Text(row.name), *counts, *times, _short(row.memory, BYTE))
+    together = [_clock(plan.seconds(case)) for case in ("expected", "lowest", "highest")]
+    table.add_row("all", "", "", *together, "")
+    console.print(table)
+    console.print(_machine_words(machine), highlight=False)
+    shape = plan.shape
+    console.print(
+        f"{plan.model}: {shape.weights:,} parameters ({_short(shape.weight_bytes, BYTE)}), {shape.blocks} blocks of "
+        f"width {shape.hidden}. Prompts run whole: to filter, to record, and for the scores. A response is one pair "
+        f"resumed under an edit. All pairs count as answered rightly. {UNKNOWN_PLACES}",
+        highlight=False,
+    )
+
+
 def _finalists(finalists: int) -> str:
     """Who gets the whole search, in words."""
     return f"the best {finalists} that are not far behind" if finalists > 1 else "the best one"
@@ -273,6 +301,10 @@ RANGE = (
     "Which places Stage A keeps is known only after it has "
     "run: `lowest` assumes late places, where few blocks are left to run, `highest` early ones; the number before is "
     "an average over all places. DAS trains between its fewest epochs (lowest) and its most (the others)."
+)
+UNKNOWN_PLACES = (
+    "Lowest and highest depend on what is known only later: which places or heads transport ranks first (late ones "
+    "have few blocks left to run), and when training stops."
 )
 FLOP = {1e15: "PFLOP", 1e12: "TFLOP", 1e9: "GFLOP", 1e6: "MFLOP"}
 BYTE = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}

@@ -44,6 +44,12 @@ def mib(
     memory: Memory = 4.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws and the training.")] = 0,
     threads: Threads = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only estimate what it would take; no weights are loaded.")
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option(help="With --explain: 'this' (measured now; the default), 'h100' or 'a100'.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -62,9 +68,6 @@ def mib(
     chosen = None if heads is None else _heads(heads)
     known = None if cities is None else read_cities(cities)
     torch.set_num_threads(threads)
-    where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
-    with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
-        loaded = load_subject(model, adapter=adapter, **where)
     settings = Settings(
         data,
         known,
@@ -81,19 +84,51 @@ def mib(
         memory_bytes(memory),
         seed,
     )
+    if machine is not None and not explain:
+        raise PlotError("--machine is what --explain plans for. Give both, or choose where to run with --device.")
+    if explain:
+        _explain(model, task, variable, settings, machine or "this", threads, as_json)
+        return
+    where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
+    with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
+        loaded = load_subject(model, adapter=adapter, **where)
     cells = cells_of(type(loaded.model).__name__, task, variable)
     made = submit(
         loaded, cells, out, settings, (lambda _: None) if quiet else (lambda line: errors.tell("·", line, ""))
     )
     if as_json:
-        told = {cell.folder: scores for cell, scores in zip(cells, made, strict=True)}
-        print(json.dumps(told, indent=1, default=str))
+        print(json.dumps({_folder(scores): scores for scores in made}, indent=1, default=str))
     elif not quiet:
         table = Table("cell", "highest", "average", "measure")
-        for cell, scores in zip(cells, made, strict=True):
-            table.add_row(cell.folder, f"{scores['highest']:.3f}", f"{scores['average']:.3f}", scores["measure"])
+        for scores in made:
+            table.add_row(_folder(scores), f"{scores['highest']:.3f}", f"{scores['average']:.3f}", scores["measure"])
         console.print(table)
         console.print(f"Submission: {out} (our scores: {out / 'scores.json'})", highlight=False, soft_wrap=True)
+
+
+def _folder(scores: dict[str, Any]) -> str:
+    """The folder of the cell that some scores are of."""
+    from plot_ot.mib import Cell
+
+    return Cell(scores["task"], scores["model"], scores["variable"]).folder
+
+
+def _explain(
+    model: str, task: str, variable: str | None, settings: Any, machine: str, threads: int, as_json: bool
+) -> None:
+    """Estimate what the submission would take, without loading any weights."""
+    import torch
+
+    from plot_ot.cli.estimates import print_submission_plan
+    from plot_ot.mib.costs import plan_submission
+    from plot_ot.planner import machine_by_name
+
+    dtype = "bfloat16" if machine != "this" or torch.cuda.is_available() else "float32"
+    found = machine_by_name(machine, dtype=dtype, cores=threads)
+    plan = plan_submission(model, found, settings, task=task, variable=variable, dtype=dtype)
+    if plan.counted and not as_json:
+        console.print("The model's tokenizer is not on this machine: prompts are counted in words and signs.")
+    print_submission_plan(plan, found, as_json)
 
 
 def _heads(text: str) -> list[tuple[int, int]]:

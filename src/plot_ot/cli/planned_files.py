@@ -16,13 +16,10 @@ from plot_ot.comparing import ComparisonPlan, plan_comparison
 from plot_ot.errors import PlotError, unknown
 from plot_ot.estimating import scene_of
 from plot_ot.localizing import METHODS
-from plot_ot.models.loading import guarded
-from plot_ot.models.named import LanguageModel, model_directory
-from plot_ot.models.tiny import build_tokenizer, is_tiny
+from plot_ot.models.named import LanguageModel
 from plot_ot.planner import Machine, Plan, Prompted, Scene, predict
 from plot_ot.subjects import Subject
-from plot_ot.subjects.decoder.architecture import transformers_library
-from plot_ot.tasks.planning import language_shape
+from plot_ot.tasks.planning import language_shape, tokenizer_here
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class PlannedFiles:
             raise PlotError(f"{tasks[0]} defines a bare CausalModel; a language model needs a Hypothesis.")
         given = read_pairs(given)
         given.rows(first)  # all values are known before the answers are checked
-        shape, tokenizer = language_shape(model).as_type(dtype), _tokenizer_here(model)
+        shape, tokenizer = language_shape(model).as_type(dtype), tokenizer_here(model)
         bos = None if tokenizer is None else LanguageModel(model, None, tokenizer).bos
         prompted = Prompted.through(first, shape, tokenizer, bos, **places)
         return cls(named, given, prompted, counted=tokenizer is None)
@@ -82,18 +79,3 @@ class PlannedFiles:
     def comparison(self, machine: Machine, **settings: Any) -> ComparisonPlan:
         """What `compare` would compute for each hypothesis."""
         return plan_comparison(self.subject, self.hypotheses, self.given, machine, **settings)
-
-
-def _tokenizer_here(model: str) -> Any:
-    """The model's tokenizer, if it is on this machine; no hub is asked."""
-    if is_tiny(model):
-        return build_tokenizer()
-    fetched = model_directory(model)
-    source = str(fetched if fetched.is_dir() else Path(model).expanduser())
-    try:
-        found = guarded(
-            transformers_library().AutoTokenizer.from_pretrained, "tokenizer", source, local_files_only=True
-        )
-    except PlotError:
-        return None
-    return found

@@ -32,7 +32,7 @@ class Pace:
 
 
 class Watch:
-    """A progress bar over units of work on a terminal, a line per seed and finished unit elsewhere, nothing if quiet."""
+    """A progress bar over units of work on a terminal, elsewhere a line per seed and unit, nothing if quiet."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
@@ -28,6 +28,7 @@ from plot_ot.subjects.decoder.offload import ModelWeights
 from plot_ot.subjects.decoder.subject import Encode
 from plot_ot.subjects.open_edits import OpenEdit, Rewrites
 from plot_ot.subjects.protocol import Rewrite, Store
+from plot_ot.subjects.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class NnsightSubject(Subject):
     names they have elsewhere; `layers`, `kinds` and `positions` choose them. `at_once` rows go into one trace.
     """
 
+    language = True
+    whole_passes = True
     differentiable = False
 
     def __init__(
@@ -98,6 +101,10 @@ class NnsightSubject(Subject):
     def responses_per_batch(self) -> int:
         return self.at_once
 
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.decoder.model.parameters())  # their number is known wherever they are
+
     def weights(self) -> Mapping[str, Tensor]:
         return ModelWeights(self.decoder.model)
 
@@ -114,6 +121,21 @@ class NnsightSubject(Subject):
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         mask: Tensor = self.encode(inputs)[1]
         return mask.sum(dim=1)
+
+    def encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+        ids, mask = self.encode(inputs)
+        return ids, mask.bool()
+
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        position = self._spots[place.name].position
+        named = {name: where for name, where in self.positions.items() if name == position}
+        return counted_back(named, inputs, self.lengths(inputs), None)[position]
+
+    def shape(self, outputs: int) -> Shape:
+        """Every response is a whole pass over its prompt, and no keys are kept."""
+        d = self.decoder
+        one = Shape.of_decoder(type(d.model).__name__, d.model, d.blocks, d.model.config, d.dtype.itemsize)
+        return replace(one, places=self.places, after=(len(d.blocks),) * len(self.places), groups=0)
 
     def record(self, inputs: Tensor, bases: Int[Tensor, " bases"] | None = None) -> Store:
         return self.record_in_chunks(inputs, self._recorded)

@@ -144,6 +144,11 @@ class Handle:
 
     def require(self, subject: Subject) -> None:
         """Refuse a network that is not the one this handle was made for."""
+        if not isinstance(subject, Subject):
+            raise PlotError(
+                f"Expected a subject, the network as plot_ot.load_subject(model, hypothesis) makes it; found "
+                f"{type(subject).__name__}. On a live language model use `handle.on(model, source)`."
+            )
         found = subject.identity()
         if found != self.subject:
             raise PlotError(

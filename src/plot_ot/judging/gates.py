@@ -158,6 +158,16 @@ def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     return _gate("reads what is used", difference, -READS, words)
 
 
+def works_from_what_is_used(reads: Gate, rebuilt: Accuracy) -> Gate:
+    """The gate before, of a handle that loses something when rebuilt, but then passes every other gate by itself.
+
+    The variable is used here, for a handle that reads nothing else shows it.
+    """
+    share = f"{rebuilt.value:.3f} [{rebuilt.low:.3f}, {rebuilt.high:.3f}]"
+    words = f"{reads.sentence}; even so it passes every other gate, right on {share} of the discriminating pairs"
+    return replace(reads, answer=Answer.HOLDS, sentence=words)
+
+
 def compact(size: int, width: int, to_patch: Interval, to_subspaces: Interval) -> Gate:
     """Fewer directions than the place has, no loss against its full patch, and better than random subspaces."""
     what = f"{size} of {width} dimensions"

@@ -7,7 +7,8 @@ to the subject's, with what a linear model of two signals says: bias + position 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,12 @@ class _Group:
     columns: Tensor
     """Of every pair, the outputs that are the logits of the indirect object's and of the subject's name."""
 
+    def select(self, chosen: Sequence[bool]) -> _Group:
+        at = torch.tensor(chosen).nonzero().squeeze(1)
+        r = self.recording
+        recording = Recording(r.subject, r.store, r.base_rows[at], r.source_rows[at])
+        return replace(self, pairs=tuple(compress(self.pairs, chosen)), recording=recording, columns=self.columns[at])
+
     def place(self, head: Head) -> Place:
         return self.subject.place(f"head_output.{head[0]}.{head[1]}@all")
 
@@ -81,23 +88,20 @@ class _Group:
 class HeadStudy:
     """Pairs of indirect-object prompts, recorded at all heads and all tokens."""
 
-    def __init__(self, language_model: LanguageModel, prompts: Prompts, pairs: Sequence[Pair], memory: int) -> None:
-        tokenizer = language_model.tokenizer
-        names = sorted({n for p in pairs for n in p.base.values["names"]})
-        first = {n: tokenizer(n, add_special_tokens=False)["input_ids"][0] for n in names}  # as the benchmark does
+    def __init__(self, groups: Sequence[_Group]) -> None:
+        self.groups = groups
+        self.pairs = [p for g in groups for p in g.pairs]
+        decoder = groups[0].subject.decoder
+        self.heads = [(k, h) for k in range(len(decoder.blocks)) for h in range(decoder.heads)]
+        self.width = groups[0].place((0, 0)).width // groups[0].tokens
+
+    @classmethod
+    def recorded(cls, language_model: LanguageModel, prompts: Prompts, pairs: Sequence[Pair], memory: int) -> HeadStudy:
+        """The pairs whose heads can be swapped at all tokens, each distinct prompt recorded once."""
+        first = first_tokens(prompts, pairs)
         tokens = sorted(set(first.values()))
-        groups: dict[int, list[Pair]] = {}
-        for p in pairs:
-            base, source = (prompts.length(prompts.row(e)) for e in (p.base, p.source))
-            if base == source and first[_names(p)[0]] != first[_names(p)[1]]:
-                groups.setdefault(base, []).append(p)
-        if not groups:
-            raise PlotError(
-                "No pair of indirect-object prompts has as many tokens in its base as in its source, so no head can be "
-                "swapped at all tokens."
-            )
-        self.groups = []
-        for n, some in sorted(groups.items()):
+        groups = []
+        for n, some in groups_of(prompts, pairs).items():
             subject = DecoderSubject(
                 language_model.model,
                 prompts.encode,
@@ -109,11 +113,14 @@ class HeadStudy:
             rows = prompts.rows([p.base for p in some]), prompts.rows([p.source for p in some])
             columns = torch.tensor([[tokens.index(first[name]) for name in _names(p)] for p in some])
             [recording] = record_pairs(subject, rows)
-            self.groups.append(_Group(tuple(some), n, recording, subject, columns))
-        self.pairs = [p for g in self.groups for p in g.pairs]
-        decoder = self.groups[0].subject.decoder
-        self.heads = [(k, h) for k in range(len(decoder.blocks)) for h in range(decoder.heads)]
-        self.width = self.groups[0].place((0, 0)).width // self.groups[0].tokens
+            groups.append(_Group(tuple(some), n, recording, subject, columns))
+        return cls(groups)
+
+    def among(self, pairs: Sequence[Pair]) -> HeadStudy:
+        """The study of some of these pairs; nothing is run again."""
+        wanted = {(p.base.prompt, p.source.prompt, p.family) for p in pairs}
+        kept = [g.select([(p.base.prompt, p.source.prompt, p.family) in wanted for p in g.pairs]) for g in self.groups]
+        return HeadStudy([g for g in kept if g.pairs])
 
     def require(self, heads: Sequence[Head]) -> None:
         """Refuse heads that the model does not have, such as those of another model's defaults."""
@@ -219,6 +226,28 @@ class HeadStudy:
             (found - target).square().mean().backward()
             optimiser.step()
         return {h: layer.weight.detach() for h, layer in layers.items()}
+
+
+def first_tokens(prompts: Prompts, pairs: Sequence[Pair]) -> dict[str, int]:
+    """The token that stands for each name, its first, as the benchmark has it."""
+    names = sorted({n for p in pairs for n in p.base.values["names"]})
+    return {n: prompts.tokenizer(n, add_special_tokens=False)["input_ids"][0] for n in names}
+
+
+def groups_of(prompts: Prompts, pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
+    """By their number of tokens, the pairs whose prompts are equally long and whose two names can be told apart."""
+    first = first_tokens(prompts, pairs)
+    groups: dict[int, list[Pair]] = {}
+    for p in pairs:
+        base, source = (prompts.length(prompts.row(e)) for e in (p.base, p.source))
+        if base == source and first[_names(p)[0]] != first[_names(p)[1]]:
+            groups.setdefault(base, []).append(p)
+    if not groups:
+        raise PlotError(
+            "No pair of indirect-object prompts has as many tokens in its base as in its source, so no head can be "
+            "swapped at all tokens."
+        )
+    return dict(sorted(groups.items()))
 
 
 def _names(pair: Pair) -> tuple[str, str]:

@@ -77,15 +77,19 @@ class Prompts:
         mask = [[0] * (longest - len(p)) + [1] * len(p) for p in chosen]
         return torch.tensor(ids), torch.tensor(mask)
 
-    def subject(self, answers: Sequence[Sequence[int]], layers: Sequence[int] | None, memory: int) -> DecoderSubject:
-        """The model with the outputs of its blocks at the tokens of interest."""
+    @property
+    def positions(self) -> dict[str, Any]:
+        """The tokens of interest, as functions of rows."""
 
         def position(name: str) -> Any:
             return lambda rows: torch.tensor([self._back[int(r)][name] for r in rows[:, 0]])
 
-        named = {name: position(name) for name in self.task.tokens}
+        return {name: position(name) for name in self.task.tokens}
+
+    def subject(self, answers: Sequence[Sequence[int]], layers: Sequence[int] | None, memory: int) -> DecoderSubject:
+        """The model with the outputs of its blocks at the tokens of interest."""
         return DecoderSubject(
-            self.model, self.encode, answers, layers=layers, positions=named, rest=True, memory=memory
+            self.model, self.encode, answers, layers=layers, positions=self.positions, rest=True, memory=memory
         )
 
     def written(self, rows: Int[Tensor, "rows 1"], new_tokens: int) -> list[str]:

@@ -27,6 +27,7 @@ from plot_ot.transport import Transport
 METHODS = ("plot-das", "das", "full-vector")
 COARSE = Transport("uot-one-sided", epsilon=(1.0,), beta=(0.3,))
 """The paper's first stage on language models; with one variable it ranks places by their distance to the variable."""
+RANK = Localize((whole_places,), COARSE, SignatureSpec(normalise="unit", centre=True))
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,8 @@ def find_units(
     """
     if method not in METHODS:
         unknown("method", method, METHODS)
-    parts = fit_and_calibration(pairs, seed)
-    wanted = sorted({t for p in pairs for t in _tokens(prompts, p, variable, new_tokens)})
-    if not wanted:
-        raise PlotError("These pairs have no answers that could be learned from.")
+    wanted, fit, calibration = learning_banks(prompts, pairs, variable, new_tokens, seed)
     subject = prompts.subject([[t] for t in wanted], layers, memory)
-    classes = {t: k for k, t in enumerate(wanted)}
-    fit, calibration = (
-        _bank(name, prompts, some, variable, classes, new_tokens)
-        for name, some in zip(("fit", "calibration"), parts, strict=True)
-    )
     for bank, what in ((fit, "learn from"), (calibration, "choose by")):
         if not bool(bank.changed[variable].any()):
             raise PlotError(
@@ -93,20 +86,43 @@ def find_units(
     }
     if method == "plot-das":
         problem = Problem(subject, fitted, calibrated, (variable,), readout, seed)
-        stage = Localize((whole_places,), COARSE, SignatureSpec(normalise="unit", centre=True))
         state = replace(State.start(problem), places={variable: tuple(open_to)})
-        [candidate] = stage(problem, state).candidates[variable]
+        [candidate] = RANK(problem, state).candidates[variable]
         ranked = [candidate.family.sites[j].place for j in candidate.coupling.ranking(variable)][:places]
     else:
         ranked = open_to if method == "das" else []
-    spec = DasSpec(batch=64, most=epochs, patience=8, improvement=0.02)
+    spec = training(epochs)
     for p in ranked:
-        size, generator = min(dimensions, max(1, p.width // 2)), torch.Generator().manual_seed(seed)
+        size, generator = size_of(p, dimensions), torch.Generator().manual_seed(seed)
         [rotation] = train_rotations(fitted, p, [variable], [size], readout, spec, generator)
         score = float(scored_frames(calibrated, [(p, rotation.frame)], [1.0], variable, weights, readout))
         if score > units[p].calibration:
             units[p] = _unit(subject, variable, p, rotation.frame, score, f"DAS {size}")
     return subject, list(units.values())
+
+
+def training(epochs: int) -> DasSpec:
+    """How rotations are trained."""
+    return DasSpec(batch=64, most=epochs, patience=8, improvement=0.02)
+
+
+def size_of(place: Place, dimensions: int) -> int:
+    """The directions of a rotation: no more than half of what there is."""
+    return min(dimensions, max(1, place.width // 2))
+
+
+def learning_banks(
+    prompts: Prompts, pairs: Sequence[Pair], variable: str, new_tokens: int, seed: int
+) -> tuple[list[int], Bank, Bank]:
+    """The tokens that are answers, and the banks to fit and to choose on."""
+    wanted = sorted({t for p in pairs for t in _tokens(prompts, p, variable, new_tokens)})
+    if not wanted:
+        raise PlotError("These pairs have no answers that could be learned from.")
+    fit, calibration = (
+        _bank(name, prompts, some, variable, wanted, new_tokens)
+        for name, some in zip(("fit", "calibration"), fit_and_calibration(pairs, seed), strict=True)
+    )
+    return wanted, fit, calibration
 
 
 def _unit(subject: DecoderSubject, variable: str, place: Place, frame: Frame, score: float, how: str) -> Unit:
@@ -121,21 +137,31 @@ def _tokens(prompts: Prompts, pair: Pair, variable: str, new_tokens: int) -> lis
 
 
 def _bank(
-    name: str, prompts: Prompts, pairs: Sequence[Pair], variable: str, classes: dict[int, int], new_tokens: int
+    name: str, prompts: Prompts, pairs: Sequence[Pair], variable: str, wanted: Sequence[int], new_tokens: int
 ) -> Bank:
-    """The pairs as a bank whose labels are tokens, one entry for every token of an answer."""
-    rows: list[tuple[int, int, int, int, int, bool, str]] = []
+    """The pairs as a bank whose labels are tokens among those wanted, one entry for every token of an answer."""
+    classes = {t: k for k, t in enumerate(wanted)}
+    rows: list[Row] = []
     for p in pairs:
         tokens = _tokens(prompts, p, variable, new_tokens)
         own, theirs = (prompts.answer_tokens(e, prompts.task.expected(e.values, {})) for e in (p.base, p.source))
         changed = p.base.values[variable] != p.source.values[variable]
         for j, token in enumerate(tokens):
-            other = [classes.get(t[j], len(classes)) if j < len(t) else len(classes) for t in (own, theirs)]
+            said, other = (classes.get(t[j], len(classes)) if j < len(t) else len(classes) for t in (own, theirs))
             base, source = prompts.row(p.base, tokens[:j]), prompts.row(p.source)
-            rows.append((base, source, classes[token], *other, changed, p.family))
+            rows.append((base, source, classes[token], said, other, changed, p.family))
     if not rows:
         raise PlotError(f"The {name} pairs have no answers that could be learned from.")
-    bases, sources, labels, base_answer, source_answer, changed_all, families = zip(*rows, strict=True)
+    return bank_of_rows(name, variable, rows)
+
+
+Row = tuple[int, int, int, int, int, bool, str]
+"""Base and source, label, the base's and the source's answer, whether the variable changes, and the family."""
+
+
+def bank_of_rows(name: str, variable: str, rows: Sequence[Row]) -> Bank:
+    """A bank of some prompts by their rows."""
+    bases, sources, labels, base_answer, source_answer, changed, families = zip(*rows, strict=True)
     names = sorted(set(families))
     named = Mechanism(("row",), lambda row: row), Mechanism((variable,), lambda value: value)
     table = CausalModel(["row"], {variable: named[0], "said": named[1]}, "said")
@@ -145,7 +171,7 @@ def _bank(
         torch.tensor(bases).unsqueeze(1),
         torch.tensor(sources).unsqueeze(1),
         (variable,),
-        {variable: torch.tensor(changed_all)},
+        {variable: torch.tensor(changed)},
         {variable: torch.tensor(labels)},
         torch.tensor(base_answer),
         torch.tensor(source_answer),

@@ -7,10 +7,11 @@ from statistics import mean
 
 import torch
 
+from plot_ot.edits import respond
 from plot_ot.handles import Handle
 from plot_ot.mib.data import Pair
 from plot_ot.mib.prompts import AT_ONCE, Prompts
-from plot_ot.subjects import DecoderSubject
+from plot_ot.subjects import DecoderSubject, record_pairs
 
 
 def right(expected: str, written: str) -> bool:
@@ -32,23 +33,28 @@ def answered(prompts: Prompts, pairs: Sequence[Pair], new_tokens: int) -> list[P
 
 
 def unit_scores(
-    handle: Handle, subject: DecoderSubject, prompts: Prompts, pairs: Sequence[Pair], new_tokens: int
-) -> dict[str, float]:
-    """The share of right answers under a handle, by family: as the benchmark runs a unit on each of its data sets."""
-    found: dict[str, list[bool]] = {}
+    handles: Sequence[Handle], subject: DecoderSubject, prompts: Prompts, pairs: Sequence[Pair], new_tokens: int
+) -> list[dict[str, float]]:
+    """The share of right answers under every handle, by family: as the benchmark runs a unit on each of its data sets.
+
+    A single token is read off responses to one recording of the pairs; longer answers are written under the handle.
+    """
+    found: list[dict[str, list[bool]]] = [{} for _ in handles]
     for at in range(0, len(pairs), AT_ONCE):
         some = pairs[at : at + AT_ONCE]
         base, source = prompts.rows([p.base for p in some]), prompts.rows([p.source for p in some])
-        if new_tokens == 1:
-            top = handle.apply(subject.watching(vocabulary=True), base, source).argmax(dim=-1)
-            texts = prompts.tokenizer.batch_decode(top.unsqueeze(1).cpu(), skip_special_tokens=True)
-        else:
-            with torch.no_grad(), handle.on(subject, source, base=base):
-                texts = prompts.written(base, new_tokens)
-        for p, text in zip(some, texts, strict=True):
-            expected = prompts.task.swapped(p.base, p.source, handle.variable)
-            found.setdefault(p.family, []).append(right(expected, text))
-    return {family: mean(hits) for family, hits in found.items()}
+        [recording] = record_pairs(subject.watching(vocabulary=True), (base, source)) if new_tokens == 1 else [None]
+        for handle, hits in zip(handles, found, strict=True):
+            if recording is not None:
+                top = respond(recording, handle.batch())[0].argmax(dim=-1)
+                texts = prompts.tokenizer.batch_decode(top.unsqueeze(1).cpu(), skip_special_tokens=True)
+            else:
+                with torch.no_grad(), handle.on(subject, source, base=base):
+                    texts = prompts.written(base, new_tokens)
+            for p, text in zip(some, texts, strict=True):
+                expected = prompts.task.swapped(p.base, p.source, handle.variable)
+                hits.setdefault(p.family, []).append(right(expected, text))
+    return [{family: mean(own) for family, own in hits.items()} for hits in found]
 
 
 def highest_and_average(scores: Mapping[str, Mapping[str, float]], layers: Mapping[str, int]) -> tuple[float, float]:

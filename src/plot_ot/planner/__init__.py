@@ -11,7 +11,7 @@ from plot_ot.planner.costs import Cost, Memory, Spread, cost, memory, recording_
 from plot_ot.planner.counting import by_part, count
 from plot_ot.planner.machine import MACHINES, Machine, machine_by_name, measure
 from plot_ot.planner.prompted import Prompted
-from plot_ot.planner.scene import Inputs, Scene, Unloaded, answers_in, approximate_tokens, unrecorded
+from plot_ot.planner.scene import Inputs, Scene, Unloaded, Words, answers_in, approximate_tokens, unrecorded
 from plot_ot.planner.shape import PRESETS, shape_by_name, shape_of_config
 from plot_ot.stages.forecast import CASES, Forecast, Passes
 from plot_ot.subjects import Place
@@ -130,6 +130,7 @@ __all__ = [
     "Shape",
     "Spread",
     "Unloaded",
+    "Words",
     "answers_in",
     "approximate_tokens",
     "count",

@@ -150,7 +150,8 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
     shape = scene.shape
     context = inputs.tokens / inputs.count
     at_once = scene.subject.recorded_at_once(machine.device)
-    calls = max(inputs.shards, ceil(inputs.running / at_once)) * shape.blocks
+    together = inputs.count if scene.subject.whole_passes else inputs.running
+    calls = max(inputs.shards, ceil(together / at_once)) * shape.blocks
     share = 1.0 if shape.language else SMALL
     forward = float(inputs.running * shape.blocks)
     keys = float(inputs.kept * shape.blocks * shape.key_bytes)
@@ -168,9 +169,10 @@ def recording_cost(scene: Scene, inputs: Inputs, machine: Machine) -> Cost:
 
 def cost(p: Passes, scene: Scene, machine: Machine) -> Cost:
     """The cost of resumed passes."""
-    shape, blocks, through = scene.shape, scene.shape.left(p.place), scene.through(p.place)
+    shape, through = scene.shape, scene.through(p.place)
+    blocks = shape.left(p.place) * len(scene.subject.beginnings)
     context = scene.context if shape.language else 0.0
-    branches = max(1, int(scene.subject.resumed_at_once(machine.device) / scene.tail(p.place)))
+    branches = scene.resumed_at_once(p.place, machine.device)
     pair_keys = context * shape.key_bytes
     pairs_at_once = max(1, min(branches // p.variants, scene.subject.pairs_at_once(pair_keys)))
     slices = ceil(p.variants / branches)

@@ -14,7 +14,7 @@ from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.errors import PlotError
 from plot_ot.planner.scene import MEMORY, Tokens, Unloaded, approximate_tokens
 from plot_ot.subjects import Place
-from plot_ot.subjects.decoder.layout import Positions, counted_back, spots
+from plot_ot.subjects.decoder.layout import ALL, LAST, Positions, counted_back, spots
 from plot_ot.subjects.shape import Shape
 
 Encoded = Callable[[Tensor], Tokens]
@@ -47,12 +47,14 @@ class Prompted(Unloaded):
         spans: Mapping[str, int] | None = None,
         layers: Sequence[int] | None = None,
         kinds: Sequence[str] = ("block_output",),
+        tokens: int | None = None,
         memory: int = MEMORY,
     ) -> None:
         super().__init__(shape, outputs, memory)
         self._encode, self.positions, self.spans = encode, dict(positions or {}), dict(spans or {})
+        self.tokens = tokens
         blocks = Blocks(shape.blocks, shape.heads, shape.hidden, shape.heads * shape.head_width)
-        self._spots = spots(blocks, kinds, layers, list(self.positions), None, self.spans)
+        self._spots = spots(blocks, kinds, layers, list(self.positions), tokens, self.spans)
         self.places = tuple(spot.place for spot in self._spots.values())
         after = tuple(shape.blocks - spot.enters for spot in self._spots.values())
         self._looked_at = replace(shape, places=self.places, after=after)
@@ -86,7 +88,7 @@ class Prompted(Unloaded):
 
     @property
     def edited_tokens(self) -> int:
-        return max(1, *self.spans.values(), 1)
+        return max(1, *self.spans.values(), self.tokens or 1)
 
     def encoded(self, inputs: Tensor) -> Tokens:
         return self._encode(inputs)
@@ -97,6 +99,10 @@ class Prompted(Unloaded):
     def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
         position = self._spots[place.name].position
         named = {name: where for name, where in self.positions.items() if name == position}
-        if not named:
+        if position == LAST:
             return torch.ones(len(inputs), dtype=torch.long)
-        return counted_back(named, inputs, self.lengths(inputs), None)[position]
+        everywhere = self.tokens if position == ALL else None
+        return counted_back(named, inputs, self.lengths(inputs), everywhere)[position]
+
+    def tokens_at(self, place: Place) -> int:
+        return self._spots[place.name].tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
@@ -57,7 +57,21 @@ class Inputs:
     def of(cls, banks: Sequence[Bank], encoded: Encoded, subject: Subject) -> Inputs:
         """The inputs of some banks, cut as the engine cuts them for this subject."""
         shards, _ = cut_into_shards(banks, inputs_per_shard(subject), encoded)
-        return sum((cls.recorded(s.inputs, s.bases, encoded(s.inputs)) for s in shards), cls())
+        found = sum((cls.recorded(s.inputs, s.bases, encoded(s.inputs)) for s in shards), cls())
+        found = replace(found, running=found.tokens, kept=0) if subject.whole_passes else found
+        return sum((found.followed(tokens) for tokens in subject.beginnings), cls())
+
+    def followed(self, more: int) -> Inputs:
+        """The same inputs with so many tokens behind each."""
+        return Inputs(
+            self.count,
+            self.tokens + more * self.count,
+            self.longest + more,
+            self.running + more * self.count,
+            self.bases,
+            self.kept + more * self.bases,
+            self.shards,
+        )
 
     @classmethod
     def recorded(cls, inputs: Tensor, bases: Tensor, tokens: Tokens | None) -> Inputs:
@@ -136,15 +150,27 @@ class Scene:
         return self.inputs.tokens / self.inputs.count
 
     def tail(self, place: Place) -> float:
-        """The average number of tokens that an edit at a place runs again: those from its token to the end."""
+        """The average number of tokens that an edit at a place runs again: those from its token to the end, or all."""
         if place.token not in self._tails:
-            self._tails[place.token] = float(self.subject.tails(place, self.fit.bank.base).double().mean())
+            base, subject = self.fit.bank.base, self.subject
+            tokens = subject.lengths(base) if subject.whole_passes else subject.tails(place, base)
+            self._tails[place.token] = float(tokens.double().mean())
         return self._tails[place.token]
 
     def through(self, place: Place) -> float:
-        """Block-tokens of one response resumed at a place; of the last block's tokens only the last runs to its end."""
-        blocks, tail = self.shape.left(place), self.tail(place)
-        return blocks * tail if tail == 1 or not blocks else (blocks - 1) * tail + 1
+        """Block-tokens of one response resumed at a place.
+
+        Of the last block's tokens only the last runs to its end, unless the edit is inside that block or the prompt is
+        run whole.
+        """
+        blocks, whole = self.shape.left(place), self.subject.whole_passes or place.layer == self.shape.blocks - 1
+        tails = [self.tail(place) + tokens for tokens in self.subject.beginnings]
+        return sum(blocks * tail if tail == 1 or not blocks or whole else (blocks - 1) * tail + 1 for tail in tails)
+
+    def resumed_at_once(self, place: Place, device: str) -> int:
+        """Responses that are resumed together; whole prompts are counted by themselves, other ones by their tokens."""
+        tokens = 1.0 if self.subject.whole_passes else self.tail(place)
+        return max(1, int(self.subject.resumed_at_once(device) / tokens))
 
     def classes(self, recording: BankRecording, places: Sequence[Place]) -> int:
         """How many pairs edits at these places can tell apart; each of them runs once."""
@@ -161,7 +187,9 @@ class Scene:
 
     def _seen(self, recording: BankRecording, places: Sequence[Place]) -> list[object]:
         """Of every pair's source, what the tokens of some places have seen: its beginning up to the last of them."""
-        tails = torch.stack([self.subject.tails(p, recording.bank.source) for p in places]).amin(dim=0)
+        subject, source = self.subject, recording.bank.source
+        after = [subject.tails(p, source) - (subject.tokens_at(p) - 1) for p in places]  # from its last token on
+        tails = torch.stack(after).amin(dim=0)
         encoded = self.subject.encoded(recording.bank.source) if int(tails.max()) > 1 else None
         if encoded is None:
             return recording.source_rows.tolist()
@@ -180,16 +208,30 @@ def answers_in(splits: Splits) -> int:
     return 1 if answers.is_floating_point() else int(answers.max()) + 1
 
 
+class Words:
+    """Stands in for a tokenizer that is not on this machine: words, signs and line breaks, numbered as they come.
+
+    `first` is how many tokens a model puts before every prompt.
+    """
+
+    def __init__(self, first: int = 1) -> None:
+        self.first, self._numbers = first, {"": 0}
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        words = [""] * (self.first if add_special_tokens else 0) + re.findall(r"\n|\w+|[^\w\s]", text)
+        return {"input_ids": [self._numbers.setdefault(word, len(self._numbers)) for word in words]}
+
+
 def approximate_tokens(texts: Sequence[str], first: int = 1) -> Tokens:
     """Estimate the tokens of prompts without their tokenizer: words, signs and line breaks.
 
     `first` is how many tokens a model puts before every prompt.
     """
-    words = [[""] * first + re.findall(r"\n|\w+|[^\w\s]", text) for text in texts]
-    number = {word: k for k, word in enumerate(dict.fromkeys(w for text in words for w in text))}
-    longest = max(map(len, words), default=0)
-    ids = [[0] * (longest - len(text)) + [number[w] for w in text] for text in words]
-    lengths = torch.tensor([len(text) for text in words])
+    words = Words(first)
+    found = [words(text)["input_ids"] for text in texts]
+    longest = max(map(len, found), default=0)
+    ids = [[0] * (longest - len(text)) + text for text in found]
+    lengths = torch.tensor([len(text) for text in found])
     return torch.tensor(ids, dtype=torch.long), torch.arange(longest) >= longest - lengths[:, None]
 
 

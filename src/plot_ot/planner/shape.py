@@ -6,6 +6,7 @@ No weights are loaded, and the presets need no hub either.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -94,10 +95,24 @@ def shape_by_name(name: str | os.PathLike[str]) -> Shape:
         if text.lower() in (known.lower(), known.lower().rpartition("/")[2]):
             return shape
     try:
-        source, file = _located(text, None)
-        where = {"gguf_file": file} if file else {}
-        config = guarded(transformers_library().AutoConfig.from_pretrained, "configuration", source, **where)
-        refuse_sizes(config, source)
+        config = _config_by_name(text)
     except PlotError as e:
         raise PlotError(f"{e} Shapes known without a download: {', '.join(PRESETS)}.") from e
     return shape_of_config(text, config)
+
+
+def class_by_name(name: str) -> str:
+    """The name of the class that transformers loads a saved model, or a model on the hub, with."""
+    config = _config_by_name(name)
+    known: Mapping[str, str] = transformers_library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if config.model_type not in known:
+        raise PlotError(f"{name} is no causal language model: its configuration says '{config.model_type}'.")
+    return known[config.model_type]
+
+
+def _config_by_name(name: str) -> Any:
+    source, file = _located(name, None)
+    where = {"gguf_file": file} if file else {}
+    config = guarded(transformers_library().AutoConfig.from_pretrained, "configuration", source, **where)
+    refuse_sizes(config, source)
+    return config

@@ -198,8 +198,9 @@ def nearest_value(values: Sequence[float]) -> Readout:
 
     φ is the output, the loss half the squared error in units of the smallest gap between values.
     """
-    known = torch.tensor([float(v) for v in values])
-    if len(known) < 2 or not bool(torch.isfinite(known).all()) or len(known.unique()) < len(known):
+    numbers = [v for v in values if isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0]
+    known = torch.tensor([float(v) for v in numbers])
+    if len(known) < max(2, len(values)) or not bool(torch.isfinite(known).all()) or len(known.unique()) < len(known):
         raise PlotError(f"`values` must be at least two different finite numbers; found {list(values)!r:.100}.")
     gap = float(known.sort().values.diff().min())
 

@@ -206,6 +206,8 @@ class Forecast:
 
     def some(self, own: Chances, number: float, *, late: bool = False) -> Chances:
         """So many of these places: any of them, the cheapest or the dearest; with `late`, later ones are likelier."""
+        if number >= len(own):
+            return dict(own)
         if self.case != "expected":
             return dict.fromkeys(self.by_price(own)[: round(number)], 1.0)
         likely = {p: chance * (n + 1 if late else 1) for n, (p, chance) in enumerate(own.items())}

@@ -34,7 +34,8 @@ class ModuleSubject(Subject):
     places with them: `path@0`, `path@1`, ... each a place.
 
     `encode` turns the bank's input rows into what the module is called with (a mapping into keyword arguments), which
-    is moved to the device of its weights; `output` turns what it returns into a tensor of outputs.
+    is moved to the device of its weights; without it rows are given as floats, or as whole numbers to a module that
+    does not take floats, such as one that embeds tokens. `output` turns what it returns into a tensor of outputs.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class ModuleSubject(Subject):
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.module = module
-        self.encode = encode or self._as_floats
+        self.encode: Callable[[Tensor], Any] = encode or self._as_floats
         self.output = output or _plain_tensor
+        if isinstance(places, str):
+            raise PlotError(f"`places` is a list of submodules' names; found one name. Write places=[{places!r}].")
         paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
         if not paths:
             raise PlotError("A subject needs at least one place; name the submodules to look at.")
@@ -64,7 +67,29 @@ class ModuleSubject(Subject):
         known = dict(module.named_modules())
         self._taps = {name: read_tap(path, known, positions.get(name)) for name, path in paths.items()}
         self._rows: Tensor | None = None
-        self.places = self._trace(example)
+        self.places = self._tried(example, {"as given by `encode`": encode} if encode else self._plain_ways(example))
+
+    def _plain_ways(self, example: Tensor) -> dict[str, Callable[[Tensor], Any]]:
+        """How rows may be given to the module where nobody says."""
+        whole = not example.is_floating_point() or torch.equal(example, example.round())
+        return {"as floats": self._as_floats} | ({"as whole numbers": lambda rows: rows.long()} if whole else {})
+
+    def _tried(self, example: Tensor, ways: Mapping[str, Callable[[Tensor], Any]]) -> tuple[Place, ...]:
+        """The places, found with the first way to give the example that the module can be run with."""
+        failed = []
+        for how, encode in ways.items():
+            self.encode = encode
+            try:
+                return self._trace(example)
+            except PlotError:
+                raise
+            except Exception as e:  # whatever the module raises
+                failed.append(f"{how}: {type(e).__name__}, {str(e).splitlines()[0] if str(e) else 'no reason'}")
+        raise PlotError(
+            f"The module does not run on the first row of the example, whose shape is {tuple(example.shape)} ("
+            f"{'; '.join(failed)}). Give input rows [rows, ...], and if the module is called with something else "
+            f"`encode`, a function from rows to what it is called with."
+        )
 
     def _trace(self, example: Tensor) -> tuple[Place, ...]:
         """Order and widths of the places, as the forward pass meets them."""

@@ -187,6 +187,12 @@ class PathSubject(SubjectView):
         after = tuple(sum(map(inner.left, (p.sender, *p.through))) for p in self._paths.values())
         return replace(inner, places=self.places, after=after, recorded=sum(p.width for p in inner.places))
 
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        return self.inner.tails(self._paths[place.name].sender, inputs)
+
+    def tokens_at(self, place: Place) -> int:
+        return self.inner.tokens_at(self._paths[place.name].sender)
+
     @property
     def response_bytes(self) -> int:
         widest = max(q.width for p in self._paths.values() for q in (p.sender, *p.through))

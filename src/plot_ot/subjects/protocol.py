@@ -159,6 +159,14 @@ class Subject(ABC):
 
     language: bool = False
     """Whether its inputs are prompts, and its answers words."""
+
+    @property
+    def beginnings(self) -> tuple[int, ...]:
+        """Every input is run once for each of these, with so many tokens of an answer behind it."""
+        return (0,)
+
+    whole_passes: bool = False
+    """Whether prompts are run whole for every response, and nothing that they share is run once."""
     differentiable: bool = True
     """Whether gradients flow through a resumed pass; methods that need them pass over a network without."""
     memory: int = 512 << 20
@@ -212,6 +220,10 @@ class Subject(ABC):
     def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
         """How many of each input's tokens, from its end, an edit at a place runs again; one where there is no text."""
         return torch.ones(len(inputs), dtype=torch.long)
+
+    def tokens_at(self, place: Place) -> int:
+        """How many tokens, one after the other, a place holds."""
+        return 1
 
     def recorded_at_once(self, device: str) -> int:
         """Tokens of one recorded batch on a device of this type."""

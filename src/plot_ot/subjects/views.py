@@ -22,7 +22,7 @@ class SubjectView(Subject):
         self.inner = inner
         self.memory, self.cache, self.reading = inner.memory, inner.cache, inner.reading
         self.differentiable, self.recorder_resumes = inner.differentiable, inner.recorder_resumes
-        self.language = inner.language
+        self.language, self.whole_passes = inner.language, inner.whole_passes
 
     # -- the network ---------------------------------------------------------------------------------------------
 
@@ -62,6 +62,10 @@ class SubjectView(Subject):
     @property
     def parameters(self) -> int:
         return self.inner.parameters
+
+    @property
+    def beginnings(self) -> tuple[int, ...]:
+        return self.inner.beginnings
 
     @property
     def response_bytes(self) -> int:

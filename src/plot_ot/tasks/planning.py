@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plot_ot.abstract.prompts import encode
+from plot_ot.errors import PlotError
 from plot_ot.methods import Method
 from plot_ot.models.loading import guarded
 from plot_ot.models.named import LanguageModel, model_directory
-from plot_ot.models.tiny import describe_tiny, is_tiny
+from plot_ot.models.tiny import build_tokenizer, describe_tiny, is_tiny
 from plot_ot.planner import Inputs, Scene, Shape, Unloaded, approximate_tokens, shape_by_name
 from plot_ot.studies.task import Task
 from plot_ot.subjects.decoder.architecture import transformers_library
@@ -46,6 +48,21 @@ def language_shape(name: str) -> Shape:
         tied=True,
         norms=4,
     )
+
+
+def tokenizer_here(model: str) -> Any:
+    """The model's tokenizer, if it is on this machine; no hub is asked."""
+    if is_tiny(model):
+        return build_tokenizer()
+    fetched = model_directory(model)
+    source = str(fetched if fetched.is_dir() else Path(model).expanduser())
+    try:
+        found = guarded(
+            transformers_library().AutoTokenizer.from_pretrained, "tokenizer", source, local_files_only=True
+        )
+    except PlotError:
+        return None
+    return found
 
 
 def language_scene(task: LanguageTask, shape: Shape, seed: int) -> Scene:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError
@@ -111,11 +111,21 @@ class SequenceSubject(Subject):
     def identity(self) -> str:
         return self.prompt.identity()
 
+    @property
+    def beginnings(self) -> tuple[int, ...]:
+        return tuple(map(len, self._readers))
+
     def shape(self, outputs: int) -> Shape:
-        """Every beginning of an answer is one more resumed pass, of the prompt's last token and its own tokens."""
-        one = self.prompt.shape(outputs)
-        tokens = sum(1 + len(begun) for begun in self._readers)
-        return replace(one, after=tuple(tokens * blocks for blocks in one.after))
+        return self.prompt.shape(outputs)
+
+    def encoded(self, inputs: Tensor) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]] | None:
+        return self.prompt.encoded(inputs)
+
+    def tails(self, place: Place, inputs: Tensor) -> Int[Tensor, " rows"]:
+        return self.prompt.tails(place, inputs)
+
+    def tokens_at(self, place: Place) -> int:
+        return self.prompt.tokens_at(place)
 
     def lengths(self, inputs: Tensor) -> Int[Tensor, " rows"]:
         return self.prompt.lengths(inputs)

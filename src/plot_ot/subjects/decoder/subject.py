@@ -202,6 +202,9 @@ class DecoderSubject(PromptSubject):
         named = {name: where for name, where in self.positions.items() if name == position}
         return counted_back(named, inputs, self.lengths(inputs), self.tokens if position == ALL else None)[position]
 
+    def tokens_at(self, place: Place) -> int:
+        return self._spots[place.name].tokens
+
     def read_as(self, reading: str | None) -> DecoderSubject:
         if reading == self.reading:
             return self
