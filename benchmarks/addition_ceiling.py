@@ -220,10 +220,12 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
     ]
     lines += [
-        f"Subsets of the coordinates at a carry's timestep, swapped with strength {', '.join(map(str, STRENGTHS))}: "
-        f"the best on calibration is `{SUBSET}`. `{GAINS}` goes beyond subsets, with a gain of its own for every "
-        f"coordinate, trained on the fit bank from the {STARTS} best subsets and chosen on calibration. All handles "
-        "are tested once, on the paper's six banks; mean ± sample sd over seeds.",
+        "How well can a handle do that swaps single coordinates of the adder's state, without rotating it? "
+        f"`{SUBSET}` is the subset of coordinates at a carry's timestep that is best on calibration, swapped with "
+        f"strength {', '.join(map(str, STRENGTHS[:-1]))} or {STRENGTHS[-1]}. `{GAINS}` goes further: every coordinate "
+        f"has a gain of its own, trained on the fit bank from the {STARTS} best subsets and chosen on calibration. The "
+        "other rows are methods of the [study](addition.md). All handles are tested once, on the paper's six banks; "
+        "mean ± sample sd over seeds.",
         "",
     ]
     for width, recipe in dict.fromkeys((n["width"], n["recipe"]) for n in results["nets"]):
@@ -245,7 +247,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         seconds = fmean(sum(c["seconds"] for c in n["carries"].values()) for n in nets)
         head = ["handle", *(f"{v}, test" for v in carries), "average, test", "average, calibration", "directions"]
         lines += [f"## d = {width}, recipe `{recipe}`, seeds {seeds}", "", table(head, rows)]
-        lines += [f"Search: {how}, {seconds:.1f} s a network.", ""]
+        lines += [f"Search: {how}, {seconds:.1f} s per network.", ""]
     for failure in results["failures"]:
         lines.append(
             f"Failed: d = {failure['width']}, `{failure['recipe']}`, seed {failure['seed']}: {failure['reason']}"

@@ -356,10 +356,14 @@ def transport_section(r: Mapping[str, Any]) -> list[str]:
 
 def _agreed(t: Mapping[str, Any]) -> str:
     loops = [t[key] for key in LOOPS]
-    same = "both loops choose the same" if all(x["same_choice"] for x in loops) else "**the loops choose otherwise**"
+    same = (
+        "both loops choose the same as ours"
+        if all(x["same_choice"] for x in loops)
+        else "**the loops do not choose the same as ours**"
+    )
     calibration, test = (max(x[f"largest_difference_on_{bank}"] for x in loops) for bank in ("calibration", "test"))
     return (
-        f"{same} as ours (place, coupling, K, λ for every carry); largest difference of a score on calibration "
+        f"{same} (place, coupling, K, λ for every carry); largest difference of a score on calibration "
         f"{calibration:.4f}, on test {test:.4f}; {t['loop']['forwards']:,} forwards in the loop, "
         f"{t['kept']['forwards']:,} with source states kept; mean test accuracy "
         f"{fmean(t['ours']['test'].values()):.4f}."
@@ -407,6 +411,9 @@ def markdown(results: Mapping[str, Any]) -> str:
     lines = [
         "# Binary addition: speed",
         "",
+        "How fast are PLOT and DAS here, compared with a loop of hooked forward passes and with pyvene, on the "
+        "networks of the [addition study](addition.md)?",
+        "",
         f"`{results['command']}`",
         "",
         f"{m['cpu']}, {m['cores']} cores, {m['ram_gb']:.0f} GB, {m['platform']}, Python {m['python']}, "
@@ -416,20 +423,22 @@ def markdown(results: Mapping[str, Any]) -> str:
         + (" **Quick run: a reduced sample, not a measurement.**" if results["quick"] else ""),
         "",
         table(["target", "found", "wanted", "met"], targets),
-        "A ratio counts by its lower value of wall and CPU seconds. Seconds are medians over "
+        "A ratio counts by the lower of its values in wall and CPU seconds. Seconds are medians over "
         f"{results['repeats']} runs taken in turn (hooks and pyvene train once), each from a fresh recording.",
         "",
         "The loops solve the couplings with POT and its default budget, which is slow at small ε; the last column "
-        "leaves transport out on both sides. The ratio depends on the loop's batch, so the fastest loop (whole banks, "
-        "source states kept) stands beside it.",
+        "leaves transport out on both sides. The ratio depends on the loop's batch size, so we also show the fastest "
+        "loop (whole banks, source states kept).",
         "",
-        "DAS: hooks and pyvene train each rotation as many epochs as ours did, with the same batch and the same "
-        "optimiser. `default` is the tangent-space Adam of `das` (pyvene with a plain subspace-swap intervention), "
-        f"`paper's` is Adam {PAPER.rate:g} on the generator of a rotation, batch {PAPER.batch}, {PAPER.most} epochs "
-        "(pyvene's `RotatedSpaceIntervention`). Times are training only; nobody trains k = d, which is the full patch. "
-        "Rotations are a share of the sweep, of every place and size the same number; an extrapolated sweep is their "
-        "seconds per epoch at a place times the epochs of all rotations there. Calibration scores are over the "
-        "rotations that all three trained.",
+        "**DAS.** Hooks and pyvene train each rotation for as many epochs as ours did, with the same batch and the "
+        "same optimiser. `default` is the tangent-space Adam of `das` (in pyvene a plain subspace-swap "
+        f"intervention). `paper's` is Adam {PAPER.rate:g} on the generator of a rotation, batch {PAPER.batch}, "
+        f"{PAPER.most} epochs (pyvene's `RotatedSpaceIntervention`). Times are training only. None of them trains k = "
+        "d, which is the full patch.",
+        "",
+        "The rotations that were run are a share of the sweep, the same number at every place and size. An "
+        "extrapolated sweep takes their seconds per epoch at a place, times the epochs of all rotations there. "
+        "Calibration scores are over the rotations that all three trained.",
         "",
     ]
     for width, r in results["widths"].items():

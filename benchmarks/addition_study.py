@@ -22,6 +22,7 @@ from pages import (
     run_study,
     verdict_rows,
     which_seeds,
+    write_tables,
 )
 from plot_ot.files.writing import Json
 from plot_ot.models.folders import default_cache
@@ -114,8 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds = ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed)]
-    args.page.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["# Binary addition: results", "", "Made by `make bench` (benchmarks/addition_study.py).", ""]
+    lines = ["Made by `make bench` (benchmarks/addition_study.py).", ""]
     for recipe, split in (MAIN, *OTHERS):
         runs = {
             w: run_study(
@@ -135,7 +135,7 @@ def main() -> None:
             "",
             *summary_rows(results),
             "",
-            "The fair opponent of the closed form is the better of the two methods trained by gradient:",
+            "The closed form against the better of the two methods that are trained by gradient:",
             "",
             *opponent_rows(results),
             "",
@@ -162,12 +162,13 @@ def main() -> None:
         "## More bits",
         "",
         f"Width 16, recipe first-exact, seeds {', '.join(str(x) for x in first)}, 256 base inputs (sampled from 8 bits "
-        f"on). One carry per bit: variables and timesteps grow together. Full DAS up to {MOST_BITS_OF_DAS} bits.",
+        f"on). There is one carry per bit, so variables and timesteps grow together. Full DAS was run up to "
+        f"{MOST_BITS_OF_DAS} bits.",
         "",
         *scaling_rows(BITS, first),
         "",
     ]
-    args.page.write_text("\n".join(lines), encoding="utf-8")
+    write_tables(args.page, lines)
 
 
 if __name__ == "__main__":

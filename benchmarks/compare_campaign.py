@@ -22,7 +22,7 @@ import plot_ot
 from plot_ot.files.writing import Json, write_atomically
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from pages import version
+from pages import version, write_tables
 from truth.kinds import ROWS
 from truth.programs import HYPOTHESES, OTHERS, PROGRAMS, switched, trained, wired
 from verdict_campaign import share
@@ -87,15 +87,10 @@ def run(kind: str, seed: int, out: Path) -> None:
     sys.stdout.flush()
 
 
-def page(out: Path) -> str:
+def page(out: Path) -> list[str]:
     """The results page, of every unit in the out folder."""
     lines = [
-        "# Rival hypotheses: results",
-        "",
-        "Made by `python benchmarks/compare_campaign.py`. Ten programs give the same answers and differ only in the",
-        "two partial sums that they form on the way (tests/truth/programs.py). Networks are wired by hand, some",
-        "trained. The finalists' search is closed forms, not the default `plot`, to keep a network at a few CPU",
-        "seconds. Shares have 95 % Clopper-Pearson intervals.",
+        "Made by `python benchmarks/compare_campaign.py`.",
         "",
         "| networks | asked | result |",
         "| --- | --- | --- |",
@@ -122,8 +117,10 @@ def page(out: Path) -> str:
             learned = sum(u["network"] == "ModuleSubject" for u in units)
             about.append(f"    - {learned} of the networks are trained, the others wired by hand")
             stands = Counter(u["standings"][0]["stand"] for u in units)
-            about.append(f"    - the first of the ranking: {', '.join(f'{s} {n}' for s, n in stands.items())}")
-    return "\n".join([*lines, "", *about, ""])
+            about.append(
+                f"    - verdict on the hypothesis ranked first: {', '.join(f'{s} {n}' for s, n in stands.items())}"
+            )
+    return [*lines, "", *about, ""]
 
 
 def main() -> None:
@@ -139,7 +136,7 @@ def main() -> None:
         for kind in args.kinds:
             run(kind, seed, args.out)
     if args.page:
-        args.page.write_text(page(args.out), encoding="utf-8")
+        write_tables(args.page, page(args.out))
 
 
 if __name__ == "__main__":

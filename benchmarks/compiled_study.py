@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from pages import markdown
+from pages import markdown, write_tables
 from plot_ot.files.writing import Json, write_atomically
 from verdict_campaign import ERROR, share, unit
 
@@ -111,9 +111,7 @@ def main() -> None:
     lines = page(args.out, seeds)
     print("\n".join(lines))
     if args.page:
-        mark = "<!-- tables -->"
-        before = args.page.read_text(encoding="utf-8").partition(mark)[0] if args.page.exists() else ""
-        args.page.write_text(before + "\n".join([mark, "", *lines]), encoding="utf-8")
+        write_tables(args.page, lines)
 
 
 if __name__ == "__main__":

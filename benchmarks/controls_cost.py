@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import plot_ot
-from pages import markdown, version
+from pages import markdown, version, write_tables
 from plot_ot.methods import Method
 from plot_ot.result import Result
 from two_halves import CAUSAL, INPUTS, trained
@@ -37,7 +37,7 @@ COLOURS = ["red", "blue", "yellow", "green", "gray", "black", "white", "brown"]
 
 
 def two_halves(seed: int, steps: int = 1000) -> Case:
-    """The README's MLP."""
+    """The small MLP of two halves."""
     return plot_ot.load_subject(trained(seed, steps)), CAUSAL, INPUTS, 200
 
 
@@ -120,13 +120,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(" | ".join(rows[-1]), flush=True)
     head = ["network", "method", "filtering", "recording", "search", "controls", "tables", "controls' share", "said"]
     lines = [
-        "# What controls cost: results",
-        "",
-        f"Made by `python benchmarks/controls_cost.py`, seed {args.seed}, version {version()}. CPU seconds of "
-        "`localize` by part; shares above a third are bold. `newton`, `plot-pca` and `das` are a user's own methods.",
+        f"Made by `python benchmarks/controls_cost.py`, seed {args.seed}, version {version()}. `newton`, `plot-pca` "
+        "and `das` are a user's own methods.",
     ]
     if args.page:
-        args.page.write_text("\n".join([*lines, "", *markdown(head, rows), ""]), encoding="utf-8")
+        write_tables(args.page, [*lines, "", *markdown(head, rows), ""])
 
 
 if __name__ == "__main__":

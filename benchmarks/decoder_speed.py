@@ -233,13 +233,23 @@ def judged(results: dict) -> list[tuple[str, str, str, bool]]:
 
 def markdown(results: dict) -> str:
     """The page."""
-    lines = ["# One response of a language model", "", f"`{results['command']}`", "", results["machine"], ""]
+    lines = [
+        "# One response of a language model",
+        "",
+        "A *response* is the model's answer on one pair with one site swapped. How much faster is ours than "
+        "running the whole prompt with a hook, or the last token with a hook and cached keys and values?",
+        "",
+        f"`{results['command']}`",
+        "",
+        results["machine"],
+        "",
+    ]
     lines += ["| target | found | wanted | met |", "| --- | --- | --- | --- |"]
     lines += [f"| {a} | {b} | {c} | {'yes' if met else '**no**'} |" for a, b, c, met in judged(results)]
     lines += [
         "",
         f"Milliseconds of CPU time per (pair, site) response, one thread, {VARIANTS} variants per prompt; in brackets "
-        "how many times faster than the whole forward (median of paired rounds). All three rungs take recorded source "
+        "how many times faster than the whole forward (median of paired rounds). All three ways use recorded source "
         "activations and give the same answers (checked to 1e-4 in every round).",
         "",
         "| prompt | whole forward + hook | KV prefix + hook | ours, mean over layers | ours, mid depth | "
@@ -261,8 +271,8 @@ def markdown(results: dict) -> str:
         lines.append(f"| {r['tokens']} tokens | {c['gflops']:.0f} | {c['gemm_gflops']:.0f} | {c['share']:.0%} |")
     lines += [
         "",
-        "What is not matrix products is the norms, rotary embedding, gating and residual additions of the blocks as "
-        "transformers writes them (each a pass over memory), and attention over the shared prefix.",
+        "The rest of the time goes into norms, rotary embeddings, gating and residual additions (each a pass over "
+        "memory, as transformers writes them), and into attention over the shared prefix.",
         "",
     ]
     return "\n".join(lines)

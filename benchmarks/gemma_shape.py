@@ -236,6 +236,10 @@ def page(results: Mapping[str, Any]) -> str:
     lines = [
         "# Gemma-2-2B's shape",
         "",
+        "The paper's model was not available to us. This is a network of its shape with random weights: what do "
+        "recording and edits cost on one CPU core, and what would the paper's study need? A block-token is one "
+        "token through one block.",
+        "",
         f"`{results['command']}`; commit {results['commit']}; load average {load}.",
         "",
         f"{m['cpu']}, {m['cores']} cores, {m['ram_gb']:.0f} GB, torch {m['versions']['torch']}, transformers "
@@ -244,7 +248,7 @@ def page(results: Mapping[str, Any]) -> str:
         f"{results['parameters']:,} parameters ({results['weights'] / 1e9:.2f} GB), built in "
         f"{results['building']['cpu']:.0f} CPU seconds.",
         "",
-        f"{r['pairs']} MCQA pairs without the filter (random weights answer nothing): {r['prompts']} prompts of "
+        f"{r['pairs']} MCQA pairs (not filtered, since random weights answer nothing right): {r['prompts']} prompts of "
         f"{r['lengths'][0]} to {r['lengths'][1]} tokens of a word-level tokenizer. Stage A: signatures over {depth} "
         f"blocks of width {r['activations']['width']}, {len(r['couplings'])} couplings of shape "
         f"{' x '.join(map(str, r['couplings'][0]['shape']))} ({converged} converged).",
@@ -262,10 +266,10 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         f"{s['prompts']} distinct prompts ({s['tokens']:,} tokens, {s['recording']:,} block-tokens to record; keys and "
         f"values {s['cache_bytes'] / 1e9:.2f} GB in bfloat16), {s['flop_per_block_token'] / 1e9:.3f} GFLOP per "
-        f"block-token. Counted for a Stage A that ends at blocks {' and '.join(map(str, CHOSEN.values()))}, as in the "
-        "paper; DAS with all its epochs. The last column is arithmetic, not a measurement: matrix products alone at "
-        f"{GPU / 1e12:.0f} TFLOP/s. Hooked full forwards would need {s['plain_stage_a']:,} block-tokens for Stage A "
-        f"alone ({s['plain_stage_a'] / s['recording']:.0f} recordings).",
+        f"block-token. The counts assume that Stage A ends at blocks {' and '.join(map(str, CHOSEN.values()))}, as "
+        "in the paper, and that DAS trains all its epochs. The last column is arithmetic, not a measurement: matrix "
+        f"products alone at {GPU / 1e12:.0f} TFLOP/s. Hooked full forwards would need {s['plain_stage_a']:,} "
+        f"block-tokens for Stage A alone ({s['plain_stage_a'] / s['recording']:.0f} recordings).",
         "",
         *markdown(
             ["method", "signatures", "calibration", "DAS", "test", "in all", "recordings", "GPU seconds, at least"],

@@ -62,10 +62,10 @@ BUDGETS = (5, 10, 15, 20, 30, 50, 100)
 """Epochs allowed, tried in turn until ours is as accurate as pyvene."""
 PER_LAYER = WIDTH * len(VARIABLES)
 WHY_NOT_NEARER = (
-    "Why calibration is not nearer to the bound: layers are 16 wide, so that a product does 32 operations for every "
-    "number it reads, and each plain pass over the same numbers costs a good part of one. In a profile of `plot` (seed "
-    "1003) products took about two fifths of calibration; the edits themselves, ReLU, and the scoring (argmax, "
-    "weights) about a third together, and what is left is calls. Fewer passes would need a fused kernel, which "
+    "**Why calibration is not nearer to the bound.** Layers are 16 wide, so a product does only 32 operations for "
+    "every number it reads, and each plain pass over the same numbers costs a good part of a product. In a profile of "
+    "`plot` (seed 1003) products took about two fifths of calibration. The edits themselves, ReLU and scoring "
+    "(argmax, weights) took about a third together; the rest is calls. Fewer passes would need a fused kernel, which "
     "PyTorch's eager mode does not have."
 )
 
@@ -577,19 +577,19 @@ def plot_section(r: Mapping[str, Any]) -> str:
     bound, loop = plot["gemm_bound"], plot["careless_loop"]
     lines = [
         table(["PLOT, seconds", *parts, "total", "x ours"], rows),
-        f"Grid: {loop['handles']} handles. The hooked loop ran all of them; the loop with batches of 128 ran "
-        f"{loop['handles_run']} (every 7th of the grid, so every K and λ range is met), its calibration column is "
-        "extrapolated in proportion. Medians over repeated runs.",
+        f"The grid has {loop['handles']} handles. The hooked loop ran all of them. The loop with batches of 128 ran "
+        f"{loop['handles_run']} (every 7th of the grid, so that every range of K and λ is met); its calibration "
+        "time is extrapolated in proportion. Seconds are medians over repeated runs.",
         "",
         f"Matrix products of the grid alone (fastest run): {bound['seconds']:.3f} s for {bound['gflop']:.2f} GFLOP "
         f"(ours runs {bound['gflop_run_by_ours']:.2f}). Our calibration takes {bound['ours_over_bound']:.1f} x "
-        f"this bound, the hooked loop's {bound['loop_over_bound']:.1f} x: with calibration at the bound PLOT would be "
+        f"this bound, the hooked loop's {bound['loop_over_bound']:.1f} x. With calibration at the bound, PLOT would be "
         f"{bound['highest_ratio_possible']:.1f} x faster than the loop.",
         "",
-        f"Same answer: largest difference of a calibration accuracy over the grid "
-        f"{plot['largest_difference_of_calibration_accuracy']:.4f}; chosen (K, λ) ours "
+        "Do both give the same answer? The largest difference of a calibration accuracy over the grid is "
+        f"{plot['largest_difference_of_calibration_accuracy']:.4f}; chosen (K, λ): ours "
         f"{_spell(plot['ours']['chosen'])}, loop {_spell(plot['loop']['chosen'])}; "
-        f"mean test accuracy ours {_mean(plot['ours']['test'])}, "
+        f"mean test accuracy: ours {_mean(plot['ours']['test'])}, "
         f"loop {_mean(plot['loop']['test'])}.",
     ]
     return "\n".join(lines) + "\n"
@@ -631,14 +631,14 @@ def das_section(r: Mapping[str, Any]) -> str:
     spread = ["by layer", *(f"{v} {p}" for v in VARIABLES for p in places), *(f"s {p}" for p in places)]
     lines = [
         table(head, rows),
-        f"Extrapolated rows: mean seconds of the rotations run at a layer times {PER_LAYER}, summed over layers; "
-        "rotations spread evenly over k for each layer and variable. Ours does not train k = 16 (it is the full "
-        f"patch); the others do. 'Shared' are the {das['jobs_shared_by_all']} rotations that every row ran. "
-        "Times are training only. `DasSpec.paper()` clips gradients, which pyvene and the hooks do not and which stops "
-        "some rotations earlier: the row without clipping is the like-for-like one.",
+        f"Extrapolated rows take the mean seconds of the rotations that were run at a layer, times {PER_LAYER}, summed "
+        "over layers; these rotations are spread evenly over k for each layer and variable. Ours does not train k "
+        f"= 16, which is the full patch; the others do. 'Shared' are the {das['jobs_shared_by_all']} rotations that "
+        "every row ran. Times are training only. `DasSpec.paper()` clips gradients, which stops some rotations "
+        "earlier; pyvene and the hooks do not. So the row without clipping is the like-for-like one.",
         "",
         table(spread, layers),
-        "Our PLOT : our DAS (default), both with recording, selection and test: "
+        "Our PLOT against our DAS (default), both with recording, selection and test: "
         f"{r['plot']['ours']['seconds']:.3f} s : {r['das_end_to_end_seconds']:.3f} s "
         f"= 1 : {r['plot_to_das']:.1f}. Mean test accuracy PLOT "
         f"{_mean(r['plot']['ours']['test'])}, DAS {_mean(das['test'])}.",
@@ -652,7 +652,10 @@ def markdown(results: Mapping[str, Any]) -> str:
     load = ", ".join(f"{x:.2f}" for x in m["load_average_before"])
     memory = results["memory"]
     lines = [
-        "# HEQ speed",
+        "# Hierarchical equality: speed",
+        "",
+        "How fast are PLOT and DAS here, compared with a loop of hooked forward passes and with pyvene, on the "
+        "network of the [equality study](heq.md)?",
         "",
         f"`{results['command']}`",
         "",
@@ -663,9 +666,9 @@ def markdown(results: Mapping[str, Any]) -> str:
         + (" **Quick run: a reduced sample, not a measurement.**" if results["quick"] else ""),
         "",
         table(["target", "found", "wanted", "met"], targets),
-        "A ratio counts by its lower value of wall and CPU seconds; load average after the run "
+        "A ratio counts by the lower of its values in wall and CPU seconds. The load average after the run was "
         + ", ".join(f"{x:.2f}" for x in m["load_average_after"])
-        + f". Equal accuracy: best calibration accuracy at most {EQUAL} below pyvene's for both variables.",
+        + f". Equal accuracy means a best calibration accuracy at most {EQUAL} below pyvene's, for both variables.",
         "",
         WHY_NOT_NEARER,
         "",

@@ -8,7 +8,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pages import accuracy_rows, copy_figures, markdown, paired_rows, place_rows, run_study, verdict_rows, which_seeds
+from pages import (
+    accuracy_rows,
+    copy_figures,
+    markdown,
+    paired_rows,
+    place_rows,
+    run_study,
+    verdict_rows,
+    which_seeds,
+    write_tables,
+)
 from plot_ot.files.run_reading import Reading
 from plot_ot.files.writing import Json
 from plot_ot.report.tables import mean_sd
@@ -30,15 +40,14 @@ def sweep_rows(results: Json) -> list[str]:
 
 
 def write_page(runs: dict[str, Reading], command: str, page: Path) -> None:
-    """The results page, numbers only: the reading of them is in claims.md."""
-    lines = ["# Hierarchical equality: results", "", f"Made by `{command}`.", ""]
+    """The tables of the results page: the reading of them is in claims.md."""
+    lines = [f"Made by `{command}` (benchmarks/heq_study.py).", ""]
     for sampler, run in runs.items():
         results = run.results
         lines += [
             f"## {sampler.capitalize()} banks",
             "",
-            f"{which_seeds(results)} Mean ± population sd. "
-            "`full patch` is the whole vector at the places the handle uses; `size` the number of directions.",
+            f"{which_seeds(results)} Mean ± population sd.",
             "",
             *accuracy_rows(results),
             "",
@@ -48,14 +57,14 @@ def write_page(runs: dict[str, Reading], command: str, page: Path) -> None:
             "",
             *place_rows(results),
             "",
-            "`plot` at other ε (reported, never selected from):",
+            "`plot` at other values of ε. They are only reported; nothing was chosen by them.",
             "",
             *sweep_rows(results),
             "",
             *copy_figures(run, f"heq-{sampler}", page),
             "",
         ]
-    page.write_text("\n".join(lines), encoding="utf-8")
+    write_tables(page, lines)
 
 
 def main() -> None:
@@ -67,7 +76,6 @@ def main() -> None:
     args = parser.parse_args()
     seeds = ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed)]
     runs = {s: run_study("heq", ["--sampler", s, *seeds], args.runs / f"heq-{s}") for s in SAMPLERS}
-    args.page.parent.mkdir(parents=True, exist_ok=True)
     write_page(runs, "make bench", args.page)
 
 

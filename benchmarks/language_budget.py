@@ -293,6 +293,11 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         f"`{results['command']}`; commit {results['commit']}.",
         "",
+        "Transport ranks sites by comparing effects. Brute force, which scores every site by itself on labelled "
+        "pairs, is affordable on a small model. Which ranking leads to the better handle for the same number of "
+        "responses (one pair with one site swapped)? The models are those with a [planted pointer](mcqa_tiny.md); "
+        "*pointer* is that variable's accuracy, *average* that over both variables.",
+        "",
         f"{results['said']} Mean ± population sd.",
         "",
         "![Accuracy against responses](figures/language_budget.png)",

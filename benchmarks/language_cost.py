@@ -327,14 +327,14 @@ def section(name: str, r: Mapping[str, Any]) -> list[str]:
         f"`{r['command']}`; commit {r['commit']}; load average before {before}, after {after}.",
         "",
         table(["target", "found", "wanted", "met"], judge(r)),
-        f"{p['distinct']} distinct prompts of {p['tokens'][0]} to {p['tokens'][1]} tokens, {p['all_tokens']:,} in all; "
-        f"1 recording = {fmean(x['cpu'] for x in r['plain']):.1f} CPU seconds "
+        f"{p['distinct']} distinct prompts of {p['tokens'][0]} to {p['tokens'][1]} tokens, {p['all_tokens']:,} "
+        f"tokens in all. One recording takes {fmean(x['cpu'] for x in r['plain']):.1f} CPU seconds "
         f"({', '.join(format(x['cpu'], '.1f') for x in r['plain'])}; {p['all_tokens'] * p['blocks']:,} tokens through "
-        f"blocks). Filtering the candidates took {r['prepare']['cpu']:.1f} CPU seconds before.",
+        f"blocks). Before that, filtering the candidates took {r['prepare']['cpu']:.1f} CPU seconds.",
         "",
-        f"The plain way, with hooks, needs 2 forwards per site and pair for Stage A alone: 2 x {s['sites']} sites x "
-        f"{s['pairs']} fit pairs = {s['prompts']:,} prompts, or **{s['recordings']:.1f} recordings**, before anything "
-        "is calibrated.",
+        f"The plain way, with hooks, would need 2 forwards per site and pair for Stage A alone: 2 x {s['sites']} "
+        f"sites x {s['pairs']} fit pairs = {s['prompts']:,} prompts, or **{s['recordings']:.1f} recordings**, before "
+        "anything is calibrated.",
         "",
         methods_table(r),
         f"Keys and values of {m['bases']} base prompts: {m['cache'] / 1e9:.2f} GB"
@@ -367,9 +367,10 @@ def section(name: str, r: Mapping[str, Any]) -> list[str]:
         head += ["x faster, same fits: CPU (wall)", "x faster, in a whole sweep: CPU (wall)"]
         lines += [
             table(head, rows),
-            "Fits are the same number at every block, their sizes k moving on from block to block, for both variables; "
-            "ours trains two of them at a time (a size, both variables), and in a whole sweep all of a block at once. "
-            "pyvene's seconds are its training steps alone, with frozen weights and logits at the last token only.",
+            "Both train the same fits: the same number at every block, for both variables, with sizes k that change "
+            "from block to block. Ours trains two of them at a time (one size, both variables), and in a whole sweep "
+            "all of a block at once. pyvene's seconds are its training steps alone, with frozen weights and logits at "
+            "the last token only.",
             "",
         ]
     return lines
@@ -380,9 +381,12 @@ def page(results: Mapping[str, Any]) -> str:
     lines = [
         "# Language models: cost",
         "",
+        "What does a whole study of a language model cost? The unit is one *recording*: a plain forward pass over "
+        "every prompt of the study.",
+        "",
         f"{m['cpu']}, {m['cores']} cores, {m['ram_gb']:.0f} GB, {m['platform']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items())
-        + f". One process, {m['torch_threads']} torch thread. Of wall and CPU seconds, the worse counts.",
+        + f". One process, {m['torch_threads']} torch thread. Targets count the worse of wall and CPU seconds.",
         "",
     ]
     return "\n".join(lines + [line for name, r in results["runs"].items() for line in section(name, r)])

@@ -1,4 +1,4 @@
-"""The language-model studies behind docs/results/mcqa.md and ioi.md.
+"""The language-model studies behind the pages docs/results/mcqa_*.md and ioi.md.
 
 python benchmarks/language_study.py tiny       # MCQA on the six embedded nets
 python benchmarks/language_study.py smollm2    # MCQA on SmolLM2 with the planted and with the plain adapter
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from pages import copy_figures, markdown, run_study, verdict_rows, which_seeds
+from pages import copy_figures, markdown, run_study, verdict_rows, which_seeds, write_tables
 from plot_ot.files.run_reading import Reading
 from plot_ot.files.writing import Json
 from plot_ot.models.named import shipped_adapters
@@ -147,9 +147,8 @@ def section(name: str, run: Reading, page: Path) -> list[str]:
     return [
         f"## {name}",
         "",
-        f"{which_seeds(results)} Mean ± population sd; accuracy among the candidate answers, and over the whole "
-        f"vocabulary where said. Share of candidate pairs that the model answered: {min(passed):.2f} to "
-        f"{max(passed):.2f} by split and family.",
+        f"{which_seeds(results)} Mean ± population sd. The model answered {min(passed):.2f} to {max(passed):.2f} of "
+        "the candidate pairs right, by bank and family; the others are left out.",
         "",
         *paper_rows(results, variables),
         "",
@@ -193,13 +192,8 @@ def settings_page(args: argparse.Namespace) -> list[str]:
             cells.append(f"{mean_sd(whole)} ({fmean(pointer):.3f})")
         rows.append([said, *cells])
     return [
-        "# Choices of the language studies",
-        "",
-        "Made by `python benchmarks/language_study.py settings`.",
-        "",
-        f"Multiple choice on {', '.join(nets)}, {args.seeds} seed(s) from {args.first_seed}. Average over both "
-        "variables' sensitivity and invariance, mean ± population sd over nets and seeds; in brackets the pointer's "
-        "sensitivity.",
+        f"Made by `python benchmarks/language_study.py settings`: {', '.join(nets)}, {args.seeds} seed(s) from "
+        f"{args.first_seed}.",
         "",
         *markdown(["setting", *(f"`{m}`" for m in TRANSPORT)], rows),
         "",
@@ -219,7 +213,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     if args.what == "settings":
-        (args.results / "mcqa_settings.md").write_text("\n".join(settings_page(args)), encoding="utf-8")
+        write_tables(args.results / "mcqa_settings.md", settings_page(args))
         return
     if args.what == "untouched" and not args.model:
         parser.error("untouched needs --model FILE.gguf (or a directory, or a hub id)")
@@ -227,7 +221,7 @@ def main() -> None:
         models: dict[str, list[str]] = {name: ["--model", name] for name in TINY}
         planted: Planted = TINY_PLANTED
         known = {n: c == "planted" for n, c in TINY.items()}
-        page, title = args.results / "mcqa_tiny.md", "Multiple-choice questions on embedded nets: results"
+        page = args.results / "mcqa_tiny.md"
     elif args.what == "smollm2":
         known = {name: name.startswith("planted") for name in shipped_adapters("smollm2")}
         sizes = ["--fit", "120", "--pairs", "100", *FEWER_DAS]
@@ -236,27 +230,39 @@ def main() -> None:
             for name, there in known.items()
         }
         planted, known = SMOL_PLANTED, {f"smollm2-{name}": there for name, there in known.items()}
-        page, title = args.results / "mcqa_smollm2.md", "Multiple-choice questions on SmolLM2: results"
+        page = args.results / "mcqa_smollm2.md"
     elif args.what == "untouched":
-        sizes = ["--dtype", args.dtype, "--controls", args.controls, "--fit", "120", "--pairs", "100", *FEWER_DAS]
+        sizes = [
+            "--dtype",
+            args.dtype,
+            "--controls",
+            args.controls,
+            "--fit",
+            "120",
+            "--pairs",
+            "200",
+            "--transfer",
+            "4",
+        ]
+        sizes += FEWER_DAS
         models = {"qwen2.5-coder-1.5b": ["--model", args.model, *sizes, "--methods", args.methods]}
         planted, known = QWEN_FOUND, dict.fromkeys(models, True)
-        page, title = (
-            args.results / "mcqa_untouched.md",
-            "Multiple-choice questions on a model nobody here trained: results",
-        )
+        page = args.results / "mcqa_untouched.md"
     else:
         models = {"smollm2": ["--fit", "120", "--pairs", "60", *FEWER_DAS, "--methods", MORE]}
         planted, known = IOI_FOUND, {"smollm2": True}
-        page, title = args.results / "ioi.md", "Indirect object identification on SmolLM2: results"
+        page = args.results / "ioi.md"
     runs = study(models, "ioi" if args.what == "ioi" else "mcqa", args)
     truth = {name: run for name, run in runs.items() if known[name]}
     command = f"python benchmarks/language_study.py {args.what} --seeds {args.seeds}"
-    lines = [f"# {title}", "", f"Made by `{command}`.", "", "## Stage A before calibration", ""]
-    lines += [*stage_a_rows(truth, planted), "", "Balanced against one-sided transport:", "", *ot_uot_rows(runs), ""]
+    lines = [f"Made by `{command}`.", "", "## Stage A before calibration", "", *stage_a_rows(truth, planted), ""]
+    contrast = (
+        "Balanced (OT) against one-sided (UOT) transport: the block that each leads to, and the calibration score of "
+    )
+    lines += [f"{contrast}its full patch.", "", *ot_uot_rows(runs), ""]
     for name, run in runs.items():
         lines += section(name, run, page)
-    page.write_text("\n".join(lines), encoding="utf-8")
+    write_tables(page, lines)
 
 
 if __name__ == "__main__":

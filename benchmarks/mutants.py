@@ -107,16 +107,15 @@ def page(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "change one expression at a time (a comparison, a sign, a constant, an argument), and the tests of that "
         "module must fail.",
         "",
-        "Left out: texts (what a message says is for people to judge), the arguments of refusals, docstrings, "
-        "annotations, `zip(strict=)` and devices (there is one here). "
-        "mutmut does not reach constants of modules and classes, properties, and functions under another decorator "
-        "(here `measure_signatures` and `_exact`, under `torch.no_grad`). "
-        "Where fewer mutants were tried than there are, "
-        "they are a seeded sample of all, with Wilson's 95 % interval; survivors among them are listed with a reason.",
+        "Not changed are texts (what a message says is for people to judge), the arguments of errors, docstrings, "
+        "annotations, `zip(strict=)` and devices (the test machine has only one). mutmut does not reach constants of "
+        "modules and classes, properties, and functions under another decorator (here `measure_signatures` and "
+        "`_exact`, under `torch.no_grad`). Where fewer mutants were tried than there are, they are a seeded sample, "
+        "and the share has Wilson's 95 % interval. Every survivor is listed with the reason why it is left.",
         "",
-        f"The tests of judging are {', '.join(f'`{name}`' for name in FILES)}. Profile, notes and usage were tried by "
-        "their own file alone. Rows without a seed and a commit are of seed 1000 and of commits before the merge of "
-        "judging; the sample of usage had been looked at before its last tests were written.",
+        f"Modules of `judging/` are tried with {', '.join(f'`{name}`' for name in FILES)}. Rows without a seed and a "
+        "commit are of seed 1000 and of earlier commits. Profile, notes and usage were tried with their own test file "
+        "alone, and the sample of usage was known before its last tests were written.",
         "",
         *markdown(["module", "mutants", "tried", "killed", "share", "survivors", "seed", "commit", "tests"], rows),
         "",

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from measuring import timed
-from pages import markdown, version
+from pages import markdown, version, write_tables
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.methods import Method
@@ -183,16 +183,9 @@ def main() -> None:
             write_atomically(path, json.dumps(unit(name, args.seed, args.sizes), indent=1).encode())
     paths = [args.out / f"{name}-{args.seed}.json" for name in MODELS]
     done = [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
-    lines = [
-        "# Wide states and few pairs: results",
-        "",
-        "Made by `python benchmarks/newton_pairs.py` (embedded nets) and with `--models ioi smollm2`. The closed form, "
-        "Newton after it, Newton by itself and DAS at one block, on the same pairs; accuracies on test banks of 60 "
-        "pairs each. On SmolLM2 DAS has 4 of 11 sizes and 12 epochs.",
-        "",
-    ]
+    lines = ["Made by `python benchmarks/newton_pairs.py` (the embedded models), and with `--models ioi smollm2`.", ""]
     lines += [line for found in done for line in section(found)]
-    args.page.write_text("\n".join(lines), encoding="utf-8")
+    write_tables(args.page, lines)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,18 @@ def run_study(task: str, options: Sequence[str], out: Path) -> Reading:
     return read_run(out)
 
 
+TABLES = "<!-- tables -->"
+
+
+def write_tables(page: Path, lines: Iterable[str]) -> None:
+    """Write the page anew below its line `<!-- tables -->`; what stands above is written by hand, and stays."""
+    before, mark, _ = page.read_text(encoding="utf-8").partition(TABLES) if page.exists() else ("", TABLES, "")
+    if not mark:
+        raise SystemExit(f"{page} has no line {TABLES}: put one above the tables that are to be written anew.")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(before + "\n".join([TABLES, "", *lines]), encoding="utf-8")
+
+
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]

@@ -306,7 +306,12 @@ def table() -> list[dict[str, Any]]:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    lines = ["# The planner", "", "What `plot-ot explain` predicts ([how](../planner.md)), and how right it is.", ""]
+    lines = [
+        "# The planner",
+        "",
+        "What `plot-ot explain` predicts ([how](../planner.md)), compared with what runs measured.",
+        "",
+    ]
     if "check" in results:
         lines += _check_section(results["check"])
     if "memory" in results:
@@ -351,20 +356,24 @@ def _check_section(part: Mapping[str, Any]) -> list[str]:
         "",
         _stamp(part),
         "",
-        "Planned before the run: the plan does not know which places Stage A will keep. Its number is an average "
-        "over all places, its range goes from the latest to the earliest; *with places*, it is told (in a random "
-        "network they are wherever chance has them). A range is wide where most of the work follows Stage A, and "
-        "to lie in it says little there: what the plan is held to is the column *with places*. The highest case "
-        "counts ties because a smaller HEQ study (`plot-layered`, 60 pairs) first ran 4 % more than it. "
-        "Block-tokens are counted by hooks on the blocks (in the small networks by resumed responses; there "
-        "recording is left out). Needed is the highest memory above what the process had before the recording, by "
-        "the kernel's own mark, with an allocator told to give back what is freed. How large a small network's "
-        "batch is was corrected after HEQ and the adder had been measured. On layers of one's own memory is "
-        "planned too low by more than 30 %: their batches are as small as planned, and what else is held was not "
-        "found. Seconds are planned from a probe of this machine's products, copies and small operations right "
-        "before; measured are CPU seconds. In the small networks Python takes most of them. The last column is "
-        "the share of the probe's GEMM throughput that the whole run reached: recording, responses, transport, "
-        "Python and all.",
+        "**Columns.** A plan is made before the run, when it is not known which places Stage A (the first coupling) "
+        "will keep. Its number is an average over all places, and its range goes from the latest to the earliest. For "
+        "the column *with places* the plan is told which places were kept (in a random network that is left to "
+        "chance). A range is wide where most of the work follows Stage A, and says little there; judge the plan by "
+        "*with places*.",
+        "",
+        "**Block-tokens** (one token through one block) are counted by hooks on the blocks; in the small networks "
+        "resumed responses are counted instead, and recording is left out. **Needed** is the highest memory above "
+        "what the process had before the recording, as the kernel reports it, with an allocator told to give back "
+        "what is freed. **Seconds** are planned from a probe of this machine's products, copies and small operations "
+        "right before the run, and measured as CPU seconds. In the small networks Python takes most of them. The last "
+        "column is the share of the probe's GEMM throughput that the whole run reached, with recording, responses, "
+        "transport and Python.",
+        "",
+        "**Caveats.** The highest case counts ties because a smaller HEQ study (`plot-layered`, 60 pairs) first ran 4 "
+        "% more than it. The size of a small network's batches was corrected after HEQ and the adder had been "
+        "measured. On layers of one's own, memory is planned too low by more than 30 %: their batches are as small as "
+        "planned, and we did not find what else is held.",
         "",
         *markdown([*head, "s planned / measured", "measured by planned", "share of GEMM"], rows),
         "",
@@ -402,14 +411,16 @@ def _memory_section(part: Mapping[str, Any]) -> list[str]:
         "",
         _stamp(part),
         "",
-        "Recording and Stage A of random models, each budget in a process of its own; the highest memory above "
-        "what it had with the model loaded, by the kernel's own mark. *Needed* is one run with glibc's allocator "
-        f"told to give back whatever is freed; *usual* are {TIMES} runs as they come, the CPU seconds of one of "
-        "which are last. What is needed is planned by adding up what is held at the same time, without a fitted "
-        "constant; how the parts add up was settled on needed memory of the first model, measured at 24, 40 and "
-        "120 MB, before that of the others was. With the allocator's adds 30 %, an allowance read off such runs: "
-        "recording tells glibc to hold little of what is freed. (Without that, equal runs differed by more than twice: "
-        "36 and 85 MB, first model at 120 MB.)",
+        "Recording and Stage A of random models, each budget in a process of its own. The numbers are the highest "
+        "memory above what the process had with the model loaded, as the kernel reports it. *Needed* is one run with "
+        f"glibc's allocator told to give back whatever is freed. *Usual* are {TIMES} ordinary runs; the CPU seconds "
+        "of one of them are in the last column.",
+        "",
+        "What is needed is planned by adding up what is held at the same time, without a fitted constant. How the "
+        "parts add up was settled on the first model, measured at 24, 40 and 120 MB, before the other models were "
+        "measured. *With the allocator's* adds 30 %, an allowance taken from such runs: recording tells glibc to hold "
+        "little of what is freed. (Without that, equal runs differed by more than a factor of two: 36 and 85 MB, "
+        "first model at 120 MB.)",
         "",
         *markdown([*head, "CPU s needed, usual"], rows),
         "",
@@ -451,27 +462,27 @@ def _table_section(part: Mapping[str, Any]) -> list[str]:
     return [
         "## Gemma-2-2B, Llama-3.1-8B and a 70B model",
         "",
-        f"`{part['command']}`; commit {part['commit']}. Predictions, not measurements: the paper's MCQA study (200 fit "
-        f"pairs, 100 + 100 pairs per variable and bank), one seed, bfloat16, H100s of "
+        f"`{part['command']}`; commit {part['commit']}. These are predictions, not measurements: the paper's MCQA "
+        f"study (200 fit pairs, 100 + 100 pairs per variable and bank), one seed, bfloat16, H100s of "
         f"{MACHINES['h100'].flops / 1e12:.0f} TFLOP/s and {MACHINES['h100'].bandwidth / 1e12:.2f} TB/s of which blocks "
         f"reach {MACHINES['h100'].efficiency:.0%}, {MACHINES['h100'].call * 1e3:.1f} ms per call of a block, "
-        f"--memory {GPU_BUDGET / 1e9:.0f}. Prompts' tokens are counted as words and signs. DAS trains all its 40 "
-        "epochs; early stopping makes it cheaper. The paper measured 205 s for PLOT and 13,108 s for full DAS on "
-        "Gemma-2-2B with one H100 and code that runs whole prompts.",
+        f"--memory {GPU_BUDGET / 1e9:.0f}. Tokens of prompts are counted as words and punctuation marks. DAS trains "
+        "all its 40 epochs; early stopping makes it cheaper. The paper measured 205 s for PLOT and 13,108 s for "
+        "full DAS on Gemma-2-2B with one H100 and code that runs whole prompts.",
         "",
         *markdown(
             ["model", "method", "block-tokens", "PFLOP", "GB: weights + rest", "TB moved", "TB of keys", "GB sent"],
             work,
         ),
         "",
-        "Time per seed, filter and recording included. Replicas x GPUs of each; a model that lies on several GPUs uses "
-        "one at a time.",
+        "Time per seed, with filter and recording. *Replicas* gives the number of copies of the model and the GPUs of "
+        "each; a model that is spread over several GPUs uses one at a time.",
         "",
         *markdown(["model", "GPUs", "replicas", *(f"`{m}`" for m in TABLED)], times),
         "",
-        "What bounds full DAS, by these numbers: for Gemma-2-2B and Llama-3.1-8B the calls of blocks (a rotation of a "
-        "large network is a unit of its own and trains on batches of 64 tokens), which rests on the assumed time per "
-        "call; for the 70B model reading the weights, and on one GPU fetching them from the host.",
+        "What limits full DAS, by these numbers? For Gemma-2-2B and Llama-3.1-8B it is the calls of blocks, since "
+        "every rotation of a large network trains by itself, on batches of 64 tokens. This rests on the assumed time "
+        "per call. For the 70B model it is reading the weights, and on one GPU fetching them from the host.",
         "",
     ]
 

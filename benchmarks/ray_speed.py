@@ -30,7 +30,6 @@ from typing import Any
 
 import psutil
 import torch
-from plot_ot.tasks.replicas import recipe
 
 from heq_speed import ROOT, commit, machine
 from pages import markdown
@@ -67,7 +66,7 @@ def measure(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     sizes = Sizes(args.fit, args.pairs, args.pairs, args.pairs)
     task = MultipleChoice(args.model, das_epochs=args.epochs, das_sizes=4, sizes=sizes)
-    prepared = replace(task.prepare(SEED, default_cache()), recipe=recipe(task))
+    prepared = replace(task.prepare(SEED, default_cache()), recipe=task.network_recipe())
     started = time.perf_counter(), cpu_seconds()
     engine = RayEngine(workers=workers, threads=1) if workers else InProcess()
     if isinstance(engine, RayEngine):
@@ -195,17 +194,21 @@ def page(summary: Mapping[str, Any]) -> str:
     lines = [
         "# Ray against one process",
         "",
+        "The same study, run in one process and by Ray workers on one machine with two cores. Does "
+        "[Ray](../scale-out.md) waste CPU time, and how much sooner is the study done?",
+        "",
         f"Made by `{summary['command']}` (commit {summary['commit']}; {where}): one MCQA study on "
-        f"{summary['model']} ({', '.join(f'`{m}`' for m in summary['methods'])}), development seed {SEED}; medians of "
-        f"{len(summary['rounds'])} rounds in which engines take turns, in brackets the lowest and highest; load "
-        f"average {min(loads):.1f} to {max(loads):.1f} (with two workers 2 is their own). All runs gave the same bits. "
-        f"Wanted: at most {COST} of the CPU seconds, a speed-up of {GAIN} by two workers on idle cores.",
+        f"{summary['model']} ({', '.join(f'`{m}`' for m in summary['methods'])}), development seed {SEED}. Numbers are "
+        f"medians of {len(summary['rounds'])} rounds in which engines take turns; the lowest and highest are in "
+        f"brackets. The load average was {min(loads):.1f} to {max(loads):.1f} (two workers make a load of 2 by "
+        f"themselves). All runs gave the same bits. Targets: at most {COST} times the CPU seconds of one process, and "
+        f"a speed-up of {GAIN} with two workers on idle cores.",
         "",
         *markdown(head, rows),
         "",
-        f"Two processes at the same time without Ray, each with the whole study, take {spread(alone['cpu_ratios'])} of "
-        f"the CPU seconds each, and together do {spread(alone['speed_ups'])} of the work in the same time: more than "
-        f"that no engine can bring on these two cores.",
+        "For comparison, two processes without Ray each ran the whole study at the same time. Each took "
+        f"{spread(alone['cpu_ratios'])} of the CPU seconds, and together they did {spread(alone['speed_ups'])} times "
+        "the work in the same time. No engine can do more on these two cores.",
         "",
     ]
     return "\n".join(lines)

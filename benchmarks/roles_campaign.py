@@ -36,7 +36,7 @@ from plot_ot.stages.coupling import LocalizeTokens
 from plot_ot.subjects import BankRecording
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from pages import version
+from pages import version, write_tables
 from truth.moving import KINDS, Moving, causal, moving
 from verdict_campaign import share
 
@@ -109,18 +109,10 @@ def run(kind: str, seed: int, out: Path) -> None:
         print(f"{kind} {seed} {variable}: {'; '.join(said)} ({found['cpu']:.1f} CPU s)", flush=True)
 
 
-def page(out: Path) -> str:
+def page(out: Path) -> list[str]:
     """The results page, of every network in the out folder."""
     lines = [
-        "# Variables whose token moves: results",
-        "",
-        "Made by `python benchmarks/roles_campaign.py`. Language models are planted (tests/truth/moving.py): a name",
-        "and a colour, which stand elsewhere in every prompt between other words, tell the answer. Which name counts",
-        "differs: the only one, the one after a mark, or the last of two. Looked at after the first block, before",
-        "anything is fetched to the last token. *Roles* are read off the prompts, *fixed positions* are all distances",
-        "from either end; one coupling ranks the tokens, and a closed form in the best two is chosen on calibration.",
-        "Where the position is *told* there is nothing to choose. A handle works if it is right on 90 % of the test",
-        "pairs of both kinds.",
+        "Made by `python benchmarks/roles_campaign.py`.",
         "",
         f"| variable | {' | '.join(f'{w}: works' for w in WAYS.values())} | the role is its token | sensitivities |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -139,7 +131,7 @@ def page(out: Path) -> str:
     seeds, versions = [u["seed"] for u in every], ", ".join(sorted({u["version"] for u in every}))
     cpu = sorted(u["cpu"] for u in every)[len(every) // 2]
     lines += ["", f"- Seeds {min(seeds)} to {max(seeds)}, version {versions}; median {cpu:.1f} CPU seconds a network."]
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
 
 
 def main() -> None:
@@ -155,7 +147,7 @@ def main() -> None:
             for kind in KINDS:
                 run(kind, seed, args.out)
     if args.page:
-        args.page.write_text(page(args.out), encoding="utf-8")
+        write_tables(args.page, page(args.out))
 
 
 if __name__ == "__main__":

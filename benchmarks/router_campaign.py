@@ -36,7 +36,7 @@ from plot_ot.stages.calibrate import correct
 from plot_ot.subjects import Subject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from pages import version
+from pages import version, write_tables
 from truth.routers import WHERE, Routed, causal, routed
 from verdict_campaign import share
 
@@ -121,7 +121,7 @@ def run(seed: int, out: Path) -> None:
     )
 
 
-def page(out: Path) -> str:
+def page(out: Path) -> list[str]:
     """The results page, of every network in the out folder."""
     units = [json.loads(p.read_text()) for p in sorted(out.glob("*.json"))]
     n = len(units)
@@ -138,13 +138,7 @@ def page(out: Path) -> str:
     found, alone = sum(u["right"] for u in units), sum(len(u["paths"]["chosen"]) == 1 for u in units)
     versions = ", ".join(sorted({u["version"] for u in units}))
     lines = [
-        "# Quiet routers before loud movers: results",
-        "",
-        "Made by `python benchmarks/router_campaign.py`. Language models are planted (tests/truth/routers.py): a head",
-        "fetches a pointer quietly, and something else loudly; a later head looks where it points and moves the",
-        "value it finds there. One coupling ranks the sites for the pointer, and calibration makes a handle of them.",
-        "*Whole effects* are those of all 12 heads, *paths* lead from the heads of the first two blocks to those of",
-        "the last, 32 in all; which heads are which is not told. Shares have 95 % Clopper-Pearson intervals.",
+        "Made by `python benchmarks/router_campaign.py`.",
         "",
         row("asked", WAYS.__getitem__),
         "| --- | --- | --- | --- |",
@@ -154,7 +148,7 @@ def page(out: Path) -> str:
         row("sensitivity, mean", lambda w: f"{mean(w, 'sensitivity'):.3f}"),
         row("invariance, mean", lambda w: f"{mean(w, 'invariance'):.3f}"),
         "",
-        f"- **Found**: in {share(found, n)} the path from router to mover ranks first, and the handle it leads works.",
+        f"- **Found**: in {share(found, n)} the path from router to mover ranks first, and its handle works.",
         f"- The handle is one path alone in {alone} of {n}.",
         f"- The networks answer {mean('whole', 'answers'):.1%} of the test prompts as planted.",
         f"- Seeds {units[0]['seed']} to {units[-1]['seed']}, version {versions};",
@@ -162,7 +156,7 @@ def page(out: Path) -> str:
     ]
     missed = [u for u in units if not u["right"]]
     lines += [f"- missed: seed {u['seed']} chose {', '.join(u['paths']['chosen'])}" for u in missed]
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
 
 
 def main() -> None:
@@ -177,7 +171,7 @@ def main() -> None:
         for seed in range(args.seeds[0], args.seeds[1] + 1):
             run(seed, args.out)
     if args.page:
-        args.page.write_text(page(args.out), encoding="utf-8")
+        write_tables(args.page, page(args.out))
 
 
 if __name__ == "__main__":

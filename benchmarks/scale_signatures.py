@@ -295,10 +295,14 @@ def page(results: Mapping[str, Any]) -> str:
     lines = [
         "# Approximate signatures at scale",
         "",
+        "Exact signatures cost one response per site and pair. [Linearised ones](../approximate.md) take all sites "
+        "from a few backward passes; the best of them can then be verified exactly. How many of the best sites do "
+        "they find, and at what cost?",
+        "",
         f"Made by `{results['command']}` (commit {results['commit']}): MCQA on {o['model']}"
         f"{' with adapter ' + o['adapter'] if o['model'] not in TINY else ''}, seed {o['seeds'][0]}, φ `{o['phi']}`, "
         f"{o['pairs']} fit pairs, one thread. A block-token is one token through one block; a backward pass counts as "
-        f"two (in brackets: as one, which is what frozen weights leave of it).",
+        "two (in brackets: as one, since frozen weights need no gradient of their own).",
         "",
     ]
     parts = results["parts"]
@@ -331,9 +335,9 @@ def _agreement(r: Mapping[str, Any]) -> list[str]:
         f"Jacobian and exact verification of {r['budget']:.0%} of the sites took {r['share']:.1%} "
         f"({r['share_backward_as_one']:.1%}) of the exact block-tokens: {r['found']['block_tokens']:,} against "
         f"{r['exact']['block_tokens']:,}; {r['found']['cpu_seconds']:.0f} CPU seconds against "
-        f"{r['exact']['cpu_seconds']:.0f}. The Jacobian alone: {r['linear']['block_tokens']:,}. Shares of the exact "
-        f"top {TOP} sites that are in the top {TOP} by linearised cost, among the verified sites, and in the top {TOP} "
-        f"after verification:",
+        f"{r['exact']['cpu_seconds']:.0f}. The Jacobian alone: {r['linear']['block_tokens']:,}. The table "
+        f"shows which share of the exact top {TOP} sites is in the top {TOP} by linearised cost (*linear alone*), "
+        f"among the sites that were verified (*verified*), and in the top {TOP} after verification (*found*):",
         "",
         *markdown(["variable", "among", "sites", "Spearman", *shares], rows),
         "",
@@ -352,7 +356,7 @@ def _seeds(found: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     shares = ["linear alone", "verified", "found"]
     return [
-        f"Shares of the exact top {TOP} by cost among all sites, on the pairs of other seeds:",
+        f"The same shares of the exact top {TOP} by cost among all sites, on the pairs of other seeds:",
         "",
         *markdown(["seed", "share of the exact cost", "variable", "Spearman", *shares], rows),
     ]
@@ -362,14 +366,14 @@ def _everywhere(r: Mapping[str, Any]) -> list[str]:
     said = r["said"]
     agreed = "; ".join(
         f"{v}: Spearman {said['spearman'][v]:.3f}, top-{said['top']} overlap {said['overlap'][v]:.2f}"
-        + (f", {said['missed'][v]:.3f} of the sites drawn at random belong to it" if said["missed"] else "")
+        + (f", {said['missed'][v]:.3f} of the sites verified at random belong to the top" if said["missed"] else "")
         for v in said["spearman"]
     )
     return [
         f"## Every neuron of every block: {r['sites']:,} sites",
         "",
         f"Jacobian: {r['linear']['block_tokens']:,} block-tokens, {r['linear']['cpu_seconds']:.0f} CPU seconds, "
-        f"{r['linear']['peak_mb']:.0f} MB above what was there before; with exact verification of {r['budget']:.0%} of "
+        f"{r['linear']['peak_mb']:.0f} MB more than before; with exact verification of {r['budget']:.0%} of "
         f"the sites {r['found']['block_tokens']:,} and {r['found']['cpu_seconds']:.0f} s. Exact signatures would take "
         f"{r['exact_block_tokens']:,} block-tokens. On the verified sites: {agreed}.",
     ]

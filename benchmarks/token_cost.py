@@ -193,16 +193,19 @@ def page(found: dict[str, dict[str, Any]]) -> list[str]:
     return [
         "# What edits at earlier tokens cost",
         "",
-        "`plot`'s search over two named tokens and the last one, every block of them. A block-token is one token "
-        "through one block; hooks count those that the search runs, forward and backward. The ratio is the search's "
-        "CPU seconds over what so many block-tokens take in plain forwards over the same prompts, run before and after "
-        f"it in the same process; wanted is at most {WANTED:g}. `planned` is what `predict` says before anything runs. "
-        "The last column is the linear algebra of closed forms for both variables at every place, no response run.",
+        "What does an edit before the last token cost? Here `plot` searches over two named tokens and the last one, "
+        "in every block. A block-token is one token through one block; hooks count those that the search runs, "
+        "forward and backward.",
+        "",
+        "The ratio is the search's CPU seconds divided by what as many block-tokens take in plain forward passes "
+        f"over the same prompts, run before and after it in the same process. The target is at most {WANTED:g}. "
+        "`planned` is what `predict` says before anything runs. The last column is the linear algebra of closed "
+        "forms for both variables at every place; no response is run for it.",
         "",
         *markdown(head, rows),
         "",
-        "In the last block only a branch's last token runs to the end; the others' keys and values, which it sees, are "
-        "made and not counted.",
+        "In the last block only the last token runs to the end. The keys and values of the other tokens are computed "
+        "there, but not counted.",
         "",
         f"Made by {made}. One thread; CPU seconds, because the machine was shared.",
         "",

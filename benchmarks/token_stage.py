@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import plot_ot
-from pages import markdown
+from pages import markdown, write_tables
 from plot_ot.models.tiny import TINY
 from plot_ot.models.vocabulary import COLOURS
 from plot_ot.result import Result
@@ -78,20 +78,14 @@ def page(found: dict[str, dict]) -> list[str]:
     """The page of all models."""
     tokens = list(next(iter(found.values()))["mass"]["answer_pointer"])
     lines = [
-        "# Token positions as the first stage",
-        "",
-        "Made by `python benchmarks/token_stage.py`; `localize` with no "
-        "option set, seed 0. One coupling over token positions (each as near as its nearest state), one over "
-        "the blocks of the tokens kept, then what is inside. Shares of a variable's mass per token, mean over the "
-        "(ε, β) grid, before any calibration. The pointer was planted at the last token of the planted models; the "
-        "plain ones have none there.",
+        "Made by `python benchmarks/token_stage.py`.",
         "",
         *markdown(
             ["model", "variable", *tokens],
             [[m, v, *(f"{s['mass'][v][t]:.2f}" for t in tokens)] for m, s in found.items() for v in s["mass"]],
         ),
         "",
-        "Where each zoom ends, and the verdict on held-out pairs:",
+        "The places that each zoom goes through, and the verdict on test pairs:",
         "",
     ]
     for model, s in found.items():
@@ -119,7 +113,7 @@ def main() -> None:
         found[f"{name} {args.adapter}" if args.adapter else name] = section(name, result)
         print(name, result, sep="\n", flush=True)
         store.write_text(json.dumps(found, indent=1) + "\n")
-        (args.results / "tokens.md").write_text("\n".join(page(found)), encoding="utf-8")
+        write_tables(args.results / "tokens.md", page(found))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from statistics import fmean, stdev
 import torch
 from torch import Tensor, nn
 
-from pages import markdown
+from pages import markdown, write_tables
 from plot_ot import Bank, CausalModel, CouplingWarning, Mechanism, Method, MLPSubject, Transport, as_readout, record
 from plot_ot.files.writing import write_atomically
 from plot_ot.stages.calibrate import Search, correct
@@ -226,16 +226,10 @@ def page(out: Path, command: str) -> list[str]:
     count = min(len(n) for _, n in cells)
     head = ["variables", "overlap", "distractors", "outputs", "dead", "pairs", *rankings(0), "transport - the rest"]
     return [
-        "# When does transport win?",
+        f"Made by `{command}`: {count} networks a cell.",
         "",
-        f"Made by `{command}`. {count} networks a cell. Accuracy on test pairs, half sensitivity and half invariance, "
-        "mean over variables and networks. All rankings see the same pairs and are followed by the same search for K "
-        "and λ. The last column compares the best kind of transport with the best of three other rankings, both picked "
-        "after the fact, on the same networks, "
-        f"with a 95 % interval; bold where the whole interval is beyond {MARGIN:g}.",
-        "",
-        f"Transport wins by {MARGIN:g} or more in {sum(m - h >= MARGIN for m, h in gaps)} of {len(cells)} cells, loses "
-        f"by as much in {sum(m + h <= -MARGIN for m, h in gaps)}; against cosine alone it wins in "
+        f"Transport wins by {MARGIN:g} or more in {sum(m - h >= MARGIN for m, h in gaps)} of {len(cells)} cells and "
+        f"loses by as much in {sum(m + h <= -MARGIN for m, h in gaps)}. Against cosine alone it wins in "
         f"{sum(m - h >= MARGIN for m, h in cosine)} and loses in {sum(m + h <= -MARGIN for m, h in cosine)}.",
         "",
         *markdown(head, rows(cells)),
@@ -260,7 +254,7 @@ def main() -> None:
     lines = page(args.out, command)
     print("\n".join(lines))
     if args.page:
-        args.page.write_text("\n".join(lines), encoding="utf-8")
+        write_tables(args.page, lines)
 
 
 if __name__ == "__main__":

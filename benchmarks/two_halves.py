@@ -1,4 +1,4 @@
-"""The README's network from twenty seeds: who finds the two halves, and how natural are the states it makes?
+"""A small MLP from twenty seeds: which methods find its two halves, and how natural are the states they make?
 
 python benchmarks/two_halves.py           # seeds 1000-1019; prints the tables, writes docs/results/two_halves.md
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import plot_ot
-from pages import markdown, version
+from pages import markdown, version, write_tables
 from plot_ot.files.writing import write_atomically
 from plot_ot.methods import Method, MethodKind, natural_das
 from plot_ot.stages.choose import TrainDas
@@ -46,7 +46,7 @@ METHODS: dict[str, str | Method] = {
 
 
 def trained(seed: int, steps: int = 1000) -> nn.Sequential:
-    """The README's network; 0 steps leave it as it was made."""
+    """A network of the study; 0 steps leave it as it was made."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
@@ -92,8 +92,7 @@ def tables(rows: Sequence[dict[str, object]]) -> list[str]:
 
     methods = list(dict.fromkeys(str(r["method"]) for r in rows))
     seeds = list(dict.fromkeys(r["seed"] for r in rows))
-    lines = ["sensitivity/invariance ×stretch verdict, `left` then `right`:", ""]
-    lines += markdown(["seed", *methods], [[str(s), *(cell(s, m) for m in methods)] for s in seeds])
+    lines = markdown(["seed", *methods], [[str(s), *(cell(s, m) for m in methods)] for s in seeds])
     found = {(r["seed"], r["variable"]) for r in rows if str(r["verdict"]).startswith("placed")}
     summary = []
     for m in methods:
@@ -113,14 +112,15 @@ def tables(rows: Sequence[dict[str, object]]) -> list[str]:
             ]
         )
     head = ["method", "sensitivity", "invariance", "median stretch", "placed", "seconds"]
-    lines += ["", f"Means over the {len(found)} (network, variable) that some method places:", ""]
+    cases = f"Means over the {len(found)} cases (a network and a variable) that at least one method places:"
+    lines += ["", cases, ""]
     return [*lines, *markdown(head, summary), "", *lonely(rows)]
 
 
 def lonely(rows: Sequence[dict[str, object]]) -> list[str]:
     """The cases that a method with Newton places and no method without it does, with what their verdicts say."""
     with_newton = ("localize", "newton")
-    told = ["Placed by a method that ends in Newton, and by no method without it:", ""]
+    told = ["Cases placed by a method that ends in Newton, and by no other:", ""]
     for key in dict.fromkeys((r["seed"], r["variable"]) for r in rows):
         mine = [r for r in rows if (r["seed"], r["variable"]) == key]
         placed = [r for r in mine if str(r["verdict"]).startswith("placed")]
@@ -152,9 +152,9 @@ def main() -> None:
                 print(f"{seed} {r['method']} {r['variable']}: {told}", flush=True)
         rows += json.loads(path.read_text(encoding="utf-8"))
     made = f"Made by `python benchmarks/two_halves.py`, version {', '.join(sorted({r['version'] for r in rows}))}."
-    lines = ["# Two halves: results", "", made, "", *tables(rows), ""]
+    lines = [made, "", *tables(rows), ""]
     print("\n".join(lines))
-    args.page.write_text("\n".join(lines), encoding="utf-8")
+    write_tables(args.page, lines)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from scipy.stats import beta
 
 import plot_ot
-from pages import markdown, version
+from pages import markdown, version, write_tables
 from plot_ot.files.writing import Json, write_atomically
 from plot_ot.result import Result
 from plot_ot.tasks import MultipleChoice, mcqa_data
@@ -153,17 +153,7 @@ def rows(units: Sequence[Json]) -> Iterator[list[str]]:
 
 def page(out: Path) -> list[str]:
     """Every campaign's table."""
-    lines = [
-        "# Verdicts against known truth: results",
-        "",
-        "Made by `python benchmarks/verdict_campaign.py`. A row counts variables, of networks made by hand so that the "
-        "truth is known: *here* at a place, *in part* (on some of the inputs), *absent*, or *dormant* (decodable where "
-        "nothing uses it). Shares have 95 % Clopper-Pearson intervals.",
-        "",
-        "No seed was used before its table was made: seeds are fresh each time the verdict changes, and the bounds of "
-        "the gates were fixed before. Tables of earlier verdicts are in the history of this page.",
-        "",
-    ]
+    lines = ["Made by `python benchmarks/verdict_campaign.py`.", ""]
     for campaign in ALL:
         units = read(out, campaign)
         if not units:
@@ -201,7 +191,7 @@ def main() -> None:
     lines = page(args.out)
     print("\n".join(lines))
     if args.page:
-        args.page.write_text("\n".join(lines), encoding="utf-8")
+        write_tables(args.page, lines)
 
 
 if __name__ == "__main__":

@@ -205,12 +205,15 @@ def test_b8_options_stand_under_provenance_and_stretch_before_decoding(browser, 
     assert heads.index("stretch") < heads.index("decoding")
 
 
-def test_b9_a_phone_keeps_titles_and_labels_and_noise_is_no_cliff(browser, report, tmp_path):
+def test_b9_a_phone_keeps_titles_and_labels_and_noise_is_no_cliff(browser, report, localized, tmp_path):
     """B9: clipped titles, a zoom without labels, an axis title over a tick, an axis from 0.999 to 1.000."""
     visit(browser, report, width=400)
     assert browser.execute_script(OUTSIDE, ".annotation-text, #zoom-drawing text") == []
     assert browser.execute_script(OVERLAPS, "#zoom-drawing .stage > text, #zoom-drawing .slab ~ text") == []
     assert len(every(browser, "#zoom-drawing [data-stage='1'] text.name")) == 6
+    visit(browser, localized, width=400)
+    assert browser.execute_script(OUTSIDE, ".annotation-text") == []
+    visit(browser, report, width=400)
     low, high = browser.execute_script(
         "return document.querySelector('figure[data-chart=sweep] .plot')._fullLayout.yaxis.range"
     )
@@ -220,8 +223,12 @@ def test_b9_a_phone_keeps_titles_and_labels_and_noise_is_no_cliff(browser, repor
     for name, rows in results.items():
         if isinstance(rows, list):
             results[name] = [r for r in rows if r.get("method") in ("das", "no-edit", "copy-source", "controls")]
+    for s in results["selection"]:
+        s["capacity"] = {"sizes": [*range(1, 21)], "accuracy": [0.9] * 20, "shuffled": [0.1] * 20}
     (path / "results.json").write_text(json.dumps(sealed(results)))
     visit(browser, write_page([path]))
+    assert len(every(browser, "figure[data-chart=capacity] .xtick text")) > 5
+    assert browser.execute_script(OVERLAPS, "figure[data-chart=capacity] .xtick text") == []
     chart = "figure[data-chart=accuracy] "
     assert every(browser, chart + ".xtitle")
     assert browser.execute_script(OVERLAPS, f"{chart}.xtitle, {chart}.xtick text, {chart}.ytick text") == []

@@ -307,15 +307,19 @@ def test_progress_is_silent_when_asked_to(terminal):
     assert console.file.getvalue().strip() == ""
 
 
-def test_a_pipe_gets_a_line_per_finished_unit():
+def test_a_pipe_gets_a_line_per_seed_and_finished_unit():
     console = Console(file=io.StringIO(), force_terminal=False, width=20)
     with Watch(console, quiet=False) as watch:
         for unit in ("plot", "das"):
             watch(Step(1, unit, "waiting"))
+        watch(Step(1, "training or loading the network, drawing pairs", "working"))  # may take minutes
         for state, stage in (("working", ""), ("working", "stage 1 of 1 (couplings)"), ("done", "")):
             watch(Step(1, "plot", state, stage))
         watch(Step(1, "das", "skipped"))
-    assert console.file.getvalue().splitlines() == ["seed 1: plot, done in 0.0 s, about 1 s left"]
+    assert console.file.getvalue().splitlines() == [
+        "seed 1: training or loading the network, drawing pairs ...",
+        "seed 1: plot, done in 0.0 s, about 1 s left",
+    ]
 
 
 def test_units_are_expected_to_take_as_long_as_their_namesakes():

@@ -218,7 +218,7 @@ def test_the_stage_chooses_the_best_then_the_smallest_then_the_weakest_edit(fit,
     else:
         planted = planted_plane()
         problem = Problem(planted.subject, *record(planted.subject, *planted.banks(60, 40)), ("p", "q"), READOUT)
-    stage = ClosedForm(ridges=(0.01, 1.0), sizes=(1, 2), strengths=(2.0, 1.0, 1.5))
+    stage = ClosedForm(ridges=(0.01, 1.0), sizes=(1, 2), strengths=(2.0, 1.0, 1.5), further=())
     start = State.start(problem)
     state = stage(problem, start)
     assert state.places == start.places
@@ -266,3 +266,25 @@ def test_a_place_is_taken_apart_once_for_all_variables(fit, monkeypatch):
         assert [(f.name, f.rule) for f in forms] == [(f.name, f.rule) for f in alone]
         for f, g in zip(forms, alone, strict=True):
             torch.testing.assert_close(f.frame.lift(f.frame.read), g.frame.lift(g.frame.read))
+
+
+@pytest.mark.parametrize(
+    ("best", "found", "edge"), [(3.0, 3.0, False), (9.0, 4.0, True), (1.5, 1.5, False), (2.1, 2.0, False)]
+)
+def test_a_grid_of_strengths_that_is_too_short_goes_on(fit, best, found, edge, monkeypatch):
+    """The score falls with the distance to a strength that may lie beyond the grid; the first form is the best."""
+    problem, asked = Problem(fit.subject, fit, recorded(seed=1), ("p",), READOUT), []
+
+    def scored(bank, tries, strengths, *_):
+        asked.append((len(tries), tuple(strengths)))
+        score = 1 - (torch.tensor(strengths, dtype=torch.float64) - best).abs() / 10
+        return score - 0.01 * torch.arange(len(tries))[:, None]
+
+    monkeypatch.setattr("plot_ot.stages.closed_form.scored_frames", scored)
+    stage = ClosedForm()
+    chosen = stage(problem, State.start(problem)).handles["p"].chosen
+    assert chosen["strength"] == found
+    assert chosen["calibration_score"] == pytest.approx(1 - abs(found - best) / 10)
+    assert bool(chosen["at_edge"]) == edge
+    assert max(chosen["by_form"].values()) == chosen["calibration_score"]
+    assert asked[1:] == ([(1, stage.further)] if best > 1.75 else [])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import plot_ot
 from decoders import (
     ANSWERS,
     BASE,
@@ -30,10 +31,14 @@ from decoders import (
 )
 from plot_ot.edits import EditBatch, Frame, respond, resume_edited
 from plot_ot.handles import Edit, Handle
+from plot_ot.methods import Method
+from plot_ot.planner import machine_by_name
+from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.subjects import DecoderSubject, Store, record_pairs
 from plot_ot.subjects.decoder import architecture, cache, sizes
 from plot_ot.subjects.decoder import subject as decoder
 from plot_ot.subjects.decoder.recording import Recorder
+from plot_ot.tasks import MultipleChoice, mcqa_data
 from refusals import assert_refused
 
 # -- noise, numbers, memory ------------------------------------------------------------------------------------------
@@ -359,3 +364,21 @@ def test_stores_of_other_subjects_and_unknown_places_are_refused() -> None:
             pass
 
     assert_refused(open_named, ["block_output.1@second", "last token"])
+
+
+def test_a_model_that_is_already_a_subject_runs_its_prompts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see how they are answered is to record them; a plan counts it so."""
+    subject, causal = MultipleChoice(model="planted-1000").subject, mcqa_data.causal_model()
+    rows = mcqa_data.draw_rows(60, torch.Generator().manual_seed(7), letters=range(len(mcqa_data.ANSWERS)))
+    rows_run: list[int] = []
+    read = Recorder._read
+    monkeypatch.setattr(Recorder, "_read", lambda *given: rows_run.append(len(given[1])) or read(*given))
+    method = Method("closed form", "", (ClosedForm(sizes=(1,), ridges=(0.1,)),))
+    result = plot_ot.localize(subject, causal, rows, method=method, size=20, progress=False)
+    assert sum(rows_run) == 60
+    assert result.waited["filtering"] > 0
+    plan = plot_ot.plan_localization(
+        subject, causal, rows, machine_by_name("h100").changed(gpu=False), method=method, size=20
+    )
+    assert plan.parts["filter"].forward > 0
+    assert plan.parts["recording"].forward == 0

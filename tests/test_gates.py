@@ -137,7 +137,7 @@ def test_reading_from_used_directions_may_cost_five_points(low, high, answer):
     numbers = f"{gate.value:+.3f} [{low:+.3f}, {high:+.3f}]"
     assert (
         gate.sentence
-        == f"rebuilt from what is used later (3 of 16 directions), its share of right pairs {said}{numbers}"
+        == f"rebuilt from the 3 of 16 directions that are used later, its share of right pairs {said}{numbers}"
     )
 
 

@@ -17,7 +17,7 @@ from plot_ot.files.seals import sealed
 from plot_ot.report import payload as payloads
 from plot_ot.report.findings import finding
 from plot_ot.report.page import fragment, page, unwrapped, write_page
-from plot_ot.report.summary import best_method, warnings
+from plot_ot.report.summary import best_method, warnings, why_best
 from plot_ot.report.words import percent
 from report_runs import NASTY, VARIABLES, text_run
 
@@ -229,6 +229,39 @@ def test_weights_after_calibration_are_the_handles_gains(document):
 
 def test_the_best_method_is_chosen_on_calibration(run):
     assert best_method(read_run(run)) == "plot-pca"  # das does better on test, and fits no coupling
+
+
+def test_a_method_that_did_better_without_a_coupling_is_named(run):
+    def score(method: str, calibration: float) -> None:
+        for s in reading.results["selection"]:
+            if s["method"] == method:
+                s["chosen"]["calibration_score"] = calibration
+
+    reading = read_run(run)
+    score("plot-pca", 0.9)
+    score("das", 0.95)
+    assert why_best(reading, "plot-pca") == (
+        "plot-pca did best on calibration pairs of the methods that fit a coupling; das, which fits none, did better "
+        "still."
+    )
+    score("das", 0.9)  # no better
+    assert why_best(reading, "plot-pca") == "plot-pca did best on calibration pairs of the methods that fit a coupling."
+    reading.couplings.clear()
+    assert why_best(reading, "plot-pca") == "plot-pca did best on calibration pairs."
+
+
+def test_a_caption_speaks_only_of_what_is_there(tmp_path, html):
+    said = "Marked tokens are where the swap happens", "The dashed line is the same search on shuffled values"
+    assert all(part in html for part in said)
+    path = text_run(tmp_path / "plain").path
+    results = json.loads((path / "results.json").read_text())
+    for e in results["examples"]:
+        e.pop("position", None)
+    for s in results["selection"]:
+        if "capacity" in s:
+            s["capacity"].pop("shuffled")
+    (path / "results.json").write_text(json.dumps(sealed(results)))
+    assert not any(part in page([path]) for part in said)
 
 
 # -- text is only text ----------------------------------------------------------------------------------------

@@ -38,6 +38,12 @@ def lasting(results: dict) -> dict:
     return {name: rows for name, rows in results.items() if name != "runtimes"}
 
 
+def test_unknown_controls_are_refused_before_a_directory_is_made(tmp_path):
+    with pytest.raises(PlotError, match=r"Unknown choice of controls 'fulll'\. Did you mean 'full'"):
+        plot_ot.run_study("heq", seeds=[1003], methods=["full-vector"], out=tmp_path / "run", controls="fulll", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
 # -- running and resuming ---------------------------------------------------------------------------------------------
 
 

@@ -154,7 +154,7 @@ def test_a_net_that_the_wheel_leaves_out_is_found_in_the_cache(tmp_path: Any, mo
     """A wheel holds one net of each kind (C2); the others come from a source tree or from the cache."""
     monkeypatch.setattr(folders, "SOURCE_TREE", tmp_path / "site-packages")
     monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
-    assert {m.name: m.state for m in available()}["plain-1001"] == "in the sdist"
+    assert {m.name: m.state for m in available()}["plain-1001"] == "in a clone"
     assert_refused(lambda: load_tiny("plain-1001"), ["plain-1001", "not installed", "models/tiny", str(tmp_path)])
     shutil.copytree(Path(__file__).parents[1] / "models" / "tiny", tmp_path / "cache" / "models" / "tiny")
     assert load_tiny("plain-1001")[0].config.num_hidden_layers == 6

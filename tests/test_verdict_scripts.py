@@ -81,8 +81,13 @@ def test_everything_met_is_placed_and_compact_and_every_gate_is_in_the_table(ben
         ({"handle": 0.7, "rebuilt": 0.55, "copied": 0.5}, DECODABLE, READS),
         # rebuilt from what is used it may lose 0.05
         ({"rebuilt": 0.97}, COMPACT, None),
-        ({"rebuilt": 0.95}, UNDECIDED, READS),
-        ({"rebuilt": 0.9}, DECODABLE, READS),
+        ({"handle": 0.86, "rebuilt": 0.82}, UNDECIDED, READS),
+        ({"rebuilt": 0.82}, DECODABLE, READS),
+        # or more, where it passes every gate by itself
+        ({"rebuilt": 0.95}, COMPACT, None),
+        ({"rebuilt": 0.9}, COMPACT, None),
+        ({"rebuilt": 0.9, "copied": 0.88}, DECODABLE, READS),
+        ({"rebuilt": 0.9, "shuffled": (flat(0.93),)}, DECODABLE, READS),
         ({"handle": 0.9, "rebuilt": 0.7}, DECODABLE, READS),
         # compact is a word about size only
         ({"handle": 0.95, "patch": 1.0, "elsewhere": 0.0}, PLACED, None),
@@ -103,6 +108,15 @@ def test_one_number_decides(bench, changes, status, gate):
         assert gate in missed
         if status is not ABSENT:
             assert verdict.gate(gate).fails == (status is not UNDECIDED)
+
+
+def test_a_handle_that_also_reads_what_is_not_used_says_so(bench):
+    verdict = bench.verdict(rebuilt=0.9)
+    reads, low = verdict.gate(READS), verdict.evidence["read_from_used"]
+    assert reads.high < -0.05
+    assert f"even so it passes every other gate, right on {low:.3f} [" in reads.sentence
+    assert [n for n in verdict.notes if "nothing later uses" in n and reads.sentence in n]
+    assert not [n for n in bench.verdict(rebuilt=0.97).notes if "nothing later uses" in n]
 
 
 def test_only_discriminating_pairs_count(bench):

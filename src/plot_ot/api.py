@@ -257,9 +257,19 @@ def ask(
         subject = bind(subject, hypothesis, named, **options)
     else:
         if options:
-            unknown(
-                "option", next(iter(options)), ("method", "readout", "size", "budget", "filter", "hold_out", "seed")
+            known = (
+                "method",
+                "readout",
+                "size",
+                "budget",
+                "filter",
+                "hold_out",
+                "seed",
+                "engine",
+                "controls",
+                "progress",
             )
+            unknown("option", next(iter(options)), known)
         given = read_given(hypothesis, pairs)
     look = as_readout(readout or ("logits" if subject.language else "softmax"))
     question = Question(

@@ -19,7 +19,7 @@ from plot_ot.methods import Method
 from plot_ot.models.named import LanguageModel
 from plot_ot.planner import Inputs, Machine, Plan, Prompted, Scene, answers_in, predict
 from plot_ot.signatures import Readout
-from plot_ot.subjects import Subject
+from plot_ot.subjects import DecoderSubject, Subject
 
 
 def plan_localization(
@@ -66,8 +66,8 @@ def scene_of(question: Question, given: Given, size: int | None = None) -> Scene
     subject = question.subject
     made = make_banks(question, given, size or usual_size(subject), Admission(all_right))
     scene = Scene.of_subject(subject, made.splits, answers_in(made.splits))
-    kept = question.tokenizer is not None or isinstance(subject, Prompted)
-    if not (subject.language and kept and asked):  # others run their inputs twice: to filter them, which is not counted
+    kept = isinstance(subject, DecoderSubject | Prompted)
+    if not (kept and asked):  # others run their inputs twice: to filter them, which is not counted
         return scene
     filtered = [Inputs.recorded(rows, torch.arange(len(rows)), subject.encoded(rows)) for rows in asked]
     return replace(scene, beside={"filter": replace(sum(filtered, Inputs()), shards=1)})

@@ -28,6 +28,7 @@ from plot_ot.engine.watching import announce, tell
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
 from plot_ot.judging.intervals import missing_at_most
+from plot_ot.judging.judges import check_controls
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
 from plot_ot.methods import Method, MethodKind, layered, progressive, random_like, random_progressive
@@ -73,6 +74,8 @@ class Question:
     """What was decided about prompts and positions before any of them ran."""
 
     def __post_init__(self) -> None:
+        check_controls(self.controls)
+        _ = self.method  # a name that is not known is refused before anything runs
         if self.readout.numbers and isinstance(self.hypothesis, Hypothesis):
             raise PlotError(
                 f"'{self.readout.name}' compares outputs with numbers, and the label of a Hypothesis says which of its "
@@ -123,8 +126,8 @@ class Question:
         return Wording(render, self.hypothesis.answers, strict)
 
     def run(self, rows: Int[Tensor, "rows inputs"]) -> Store:
-        """Run inputs to see how they are answered; where the network answers in words, this is their recording."""
-        if self.tokenizer is not None and isinstance(self.subject, DecoderSubject):
+        """Run inputs to see how they are answered; of a language model this is their recording."""
+        if isinstance(self.subject, DecoderSubject):
             return self.subject.record(rows, remember=True)
         return self.subject.record(rows, torch.zeros(0, dtype=torch.long))
 

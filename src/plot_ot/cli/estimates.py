@@ -23,8 +23,8 @@ from plot_ot.report import tables
 from plot_ot.tasks import TASKS, Task
 from plot_ot.tasks.text_data import Sizes
 
-SIZES = {"fit": ("fit",), "pairs": ("calibration", "test", "transfer")}
-"""Options that say how many pairs the banks of a language task have, and which banks."""
+SIZES = {"fit": ("fit",), "pairs": ("calibration", "test", "transfer"), "transfer": ("transfer",)}
+"""Options that say how many pairs the banks of a language task have, and which banks; a later one has the last word."""
 OPTIONS = ("sampler", "strengths", "size", "width", "bits", "split", "model", "adapter", *SIZES, "memory")
 """Options of tasks; the others say on what machine a study is planned."""
 

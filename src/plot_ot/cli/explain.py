@@ -45,6 +45,9 @@ Pairs = Annotated[
         help="Language tasks: sensitive pairs per variable and bank, and as many invariant ones (default: 100)."
     ),
 ]
+Transfer = Annotated[
+    int | None, typer.Option(help="Language tasks: pairs per bank of words not seen before (default: as --pairs).")
+]
 Budget = Annotated[
     float | None,
     typer.Option("--memory", help="Language models: GB that a recording may take (default: 4)."),
@@ -113,6 +116,7 @@ def explain(
     adapter: Adapter = None,
     fit: Fit = None,
     pairs: Pairs = None,
+    transfer: Transfer = None,
     memory: Budget = None,
     inputs: Inputs = None,
     layers: Numbers = None,
@@ -158,6 +162,7 @@ def explain(
         "adapter": adapter,
         "fit": fit,
         "pairs": pairs,
+        "transfer": transfer,
         "memory": None if memory is None else memory_bytes(memory),
     }
     given = {option: value for option, value in given.items() if value is not None}

@@ -51,6 +51,9 @@ DasEvery = Annotated[int, typer.Option(min=1, help="Run full DAS at every n-th b
 DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
 DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
 Fit = Annotated[int, typer.Option(help="Fit pairs.")]
+Transfer = Annotated[
+    int | None, typer.Option(help="Pairs in each bank of words and templates not seen before (default: as --pairs).")
+]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: the model's own).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: cuda if there is one).")]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model.")]
@@ -74,6 +77,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
         das_epochs: DasEpochs = 40,
         fit: Fit = 200,
         pairs: PairCount = 100,
+        transfer: Transfer = None,
         dtype: Dtype = None,
         device: Device = None,
         revision: Revision = None,
@@ -116,7 +120,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
             dtype,
             device,
             revision,
-            Sizes(fit, pairs, pairs, pairs),
+            Sizes(fit, pairs, pairs, pairs if transfer is None else transfer),
             memory_bytes(memory),
             **more,
         )

@@ -32,7 +32,7 @@ class Pace:
 
 
 class Watch:
-    """A progress bar over units of work on a terminal, a line per finished unit elsewhere, and nothing when quiet."""
+    """A progress bar over units of work on a terminal, elsewhere a line per seed and unit, nothing if quiet."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (
@@ -66,6 +66,8 @@ class Watch:
             if not step.stage:
                 self.begun = time.perf_counter()
             self._show(f"seed {step.seed}: {step.unit}{f', {step.stage}' if step.stage else ''}")
+            if self.lines and unit not in self.waiting:  # no unit of work, so no line will say that it is done
+                self.console.print(f"seed {step.seed}: {step.unit} ...", soft_wrap=True)
         else:
             if unit in self.waiting:
                 self.waiting.remove(unit)

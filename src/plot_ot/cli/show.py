@@ -89,23 +89,23 @@ def _print_findings(run: Reading) -> None:
     """A paragraph per variable on what the best method found."""
     from plot_ot.report.findings import findings
     from plot_ot.report.sections import about
-    from plot_ot.report.summary import best_method, judged_methods
+    from plot_ot.report.summary import best_method, judged_methods, why_best
 
     best = best_method(run)
     found = findings(run, best) if best else []
-    if not found:
+    if best is None or not found:
         return
     console.print(about(run))
     if len(judged_methods(run)) > 1:
-        console.print(f"What {best} found, the method that did best on calibration pairs:")
+        console.print(f"This is what {best} found. {why_best(run, best)}")
     for f in found:
         console.print()
         console.tell(f"{f.variable}:", str(f.status), "bold")
         console.print(Padding(printable(f.told), (0, 0, 0, 2)))
     console.print()
     console.print(
-        "A pair can tell where swapping the variable changes the answer, and copying the other input's answer or "
-        "swapping another variable would give a different one; kinds of pairs count equally."
+        "A pair can tell if swapping the variable changes its answer, and copying the other input's answer or swapping "
+        "another variable would give a different one. Kinds of pairs count equally."
     )
 
 

@@ -74,6 +74,11 @@ class Judged:
     """Of a rebuilt handle: whether it is right at least half as often as the handle it was made of, beyond doubt."""
 
     @property
+    def placed(self) -> bool:
+        """Whether it passes them all."""
+        return all(gate.holds for gate in self.gates)
+
+    @property
     def in_part(self) -> bool:
         """Whether it shows by itself that a part of the variable is there."""
         works = self.plain.works

@@ -149,13 +149,23 @@ def does_more_than(part: str, difference: Interval) -> Gate:
 
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     """The same writing with a reading made of used directions alone does as well; `difference` is what that changes."""
-    used = f"rebuilt from what is used later ({kept} of {width} directions)"
+    used = f"rebuilt from the {kept} of {width} directions that are used later"
     words = {
         Answer.HOLDS: f"{used}, its share of right pairs changes by {_span(difference)}",
         Answer.FAILS: f"{used}, its share of right pairs falls: {_span(difference)}",
         Answer.CANNOT_SAY: f"{used}, its share of right pairs may fall by more than {READS:g}: {_span(difference)}",
     }
     return _gate("reads what is used", difference, -READS, words)
+
+
+def works_from_what_is_used(reads: Gate, rebuilt: Accuracy) -> Gate:
+    """The gate before, of a handle that loses something when rebuilt, but then passes every other gate by itself.
+
+    The variable is used here, for a handle that reads nothing else shows it.
+    """
+    share = f"{rebuilt.value:.3f} [{rebuilt.low:.3f}, {rebuilt.high:.3f}]"
+    words = f"{reads.sentence}; even so it passes every other gate, right on {share} of the discriminating pairs"
+    return replace(reads, answer=Answer.HOLDS, sentence=words)
 
 
 def compact(size: int, width: int, to_patch: Interval, to_subspaces: Interval) -> Gate:

@@ -30,6 +30,12 @@ Tests = Mapping[tuple[str, str], BankRecording]
 Record = Callable[[Subject, Sequence[Bank]], Sequence[BankRecording]]
 
 
+def check_controls(name: str) -> None:
+    """Refuse a choice of controls that is not known."""
+    if name not in CONTROLS:
+        unknown("choice of controls", name, CONTROLS)
+
+
 @dataclass
 class Judge:
     """Judges the handles of methods on one problem; controls that methods share are found once."""
@@ -48,8 +54,7 @@ class Judge:
     _fresh: tuple[Problem, Tests] | None = None
 
     def __post_init__(self) -> None:
-        if self.controls not in CONTROLS:
-            unknown("choice of controls", self.controls, CONTROLS)
+        check_controls(self.controls)
 
     def verdicts(self, method: Method, state: State, random_method: Callable[[int], Method]) -> list[Verdict]:
         """The verdict on every variable's handle that a method ended with."""

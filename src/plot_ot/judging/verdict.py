@@ -174,10 +174,15 @@ class Case:
                 again = bench.plainly(rebuilt.handle)
                 numbers["read_from_used"] = boot.balanced(again.right)[0]
                 difference = boot.interval(again.right - right)
-                table.append(g.reads_what_is_used(difference, rebuilt.used, rebuilt.width))
-                if not worked.holds:
-                    honest = bench.judged(again, opponents)
-                    honest = replace(honest, kept_most=boot.interval(again.right - right / 2).low > 0)
+                reads = g.reads_what_is_used(difference, rebuilt.used, rebuilt.width)
+                if not (worked.holds and reads.holds):
+                    alone = bench.judged(again, opponents)
+                    if not reads.holds and alone.placed:
+                        reads = g.works_from_what_is_used(reads, again.accuracy)
+                        notes.append(f"it also reads directions that nothing later uses: {reads.sentence}")
+                    if not worked.holds:
+                        honest = replace(alone, kept_most=boot.interval(again.right - right / 2).low > 0)
+                table.append(reads)
         subspaces = bench.on_all(random_subspaces(handle, SUBSPACES, generator))
         patched = bench.on(full_patch(handle.variable, [e.place for e in handle.edits], bench.subject))
         dimensions = sum(e.place.width for e in handle.edits)

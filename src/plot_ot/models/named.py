@@ -84,7 +84,7 @@ class ModelEntry:
     summary: str
     where: str
     state: str
-    """`ready`, `can be fetched`, `by hub id`, or `in the sdist`: with the source distribution only."""
+    """`ready`, `can be fetched`, `by hub id`, or `in a clone`: with the sources only, not in an installed package."""
     adapters: tuple[str, ...] = ()
 
 
@@ -93,7 +93,7 @@ def available(cache: Path | None = None) -> list[ModelEntry]:
     entries = [ModelEntry("tiny", f"short for {FIRST}", "in this package", "ready")]
     for name, condition in TINY.items():
         found = find_weights(name)
-        state, where = ("ready", str(found.parent)) if found else ("in the sdist", "the source distribution")
+        state, where = ("ready", str(found.parent)) if found else ("in a clone", "a clone or the source distribution")
         entries.append(ModelEntry(name, WORDS[condition], "in this package" if name in EMBEDDED else where, state))
     for name, packaged in PACKAGED.items():
         directory = model_directory(name, cache)

@@ -58,6 +58,7 @@ def run_page(reading: Reading) -> str:
     parts: dict[str, Callable[[], Any]] = {
         "question": lambda: sections.question(reading),
         "about": lambda: sections.about(reading),
+        "why_best": lambda: summary.why_best(reading, best) if best else "",
         "cards": lambda: [(m, findings(reading, m)) for m in judged],
         "warnings": lambda: [(m, summary.warnings(reading, m)) for m in judged or [best]],
         "flags": lambda: flags.flag_counts(reading.couplings),
@@ -83,6 +84,7 @@ def run_page(reading: Reading) -> str:
         "variables": data["variables"],
         "families": sorted({str(e["family"]) for e in examples if e.get("family") is not None}),
         "examples": len(examples),
+        "marked": any(e.get("position") for e in examples),
         "published": data.get("published"),
         "study": summary.is_study(reading),
         "shows": _try(reading, "What applies to this run", lambda: _applicable(reading, data)) or defaultdict(bool),
@@ -118,14 +120,18 @@ def _applicable(reading: Reading, data: Json) -> dict[str, bool]:
     tested = [m for m in data.get("methods") or [] if m["accuracy"]["mean"] is not None and m["kind"] != "control"]
     timed = [m for m in data.get("methods") or [] if m["seconds"]["mean"] is not None]
     seeds, several = len(data["seeds"]), len(tested) > 1
-    profiles = [p for some in (data.get("profile") or {}).values() for by in some.values() for p in by.values()]
+    profiles, curves = (
+        [row for some in (data.get(part) or {}).values() for by in some.values() for row in by.values()]
+        for part in ("profile", "capacity")
+    )
     return {
         "several": several,
         "zoom": bool(data.get("zoom")),
         "cost": bool(timed),
         "profile": any(len(p["places"]) > 1 for p in profiles),
         "stretch": len({h["method"] for h in data["naturalness"] if h["stretch"] is not None}) > 1,
-        "capacity": bool(data.get("capacity")),
+        "capacity": bool(curves),
+        "shuffled": any(c["shuffled"] for c in curves),
         "coupling": bool(data.get("couplings")),
         "sweep": any(len(s["points"]) > 1 for s in data["sweeps"]),
         "handle": bool(data.get("handles")),

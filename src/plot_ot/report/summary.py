@@ -50,6 +50,21 @@ def best_method(reading: Reading) -> str | None:
     return next(str(m) for score, m in known if score == top)
 
 
+def why_best(reading: Reading, best: str) -> str:
+    """Why this method is shown, and which others did better on calibration: those that fit no coupling."""
+    coupled = {c["method"] for c in reading.couplings}
+    own = calibrated(reading, best)
+    scored = {m: calibrated(reading, m) for m in judged_methods(reading) if m not in coupled}
+    ahead = [m for m, score in scored.items() if own is not None and score is not None and score > own + 1e-9]
+    among = " of the methods that fit a coupling" if best in coupled and scored else ""
+    others = f"; {names(ahead)}, which {_fits(ahead)} none, did better still" if best in coupled and ahead else ""
+    return f"{best} did best on calibration pairs{among}{others}."
+
+
+def _fits(methods: Sequence[str]) -> str:
+    return "fits" if len(methods) == 1 else "fit"
+
+
 def is_study(reading: Reading) -> bool:
     """Whether it is a study over networks or seeds; `localize` looks at one network of the user's."""
     return "subject" not in reading.config

@@ -48,6 +48,8 @@ class ClosedForm:
     """Dimensions of contrastive subspaces."""
     strengths: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0)
     """λ: a mean shift may stop short of a decision that the network makes late."""
+    further: tuple[float, ...] = (2.5, 3.0, 4.0)
+    """Tried on the best form where the largest λ is best."""
 
     def __call__(self, problem: Problem, state: State) -> State:
         handles = {}
@@ -63,24 +65,31 @@ class ClosedForm:
             with problem.clock.part("calibration"):
                 weights = pair_weights(problem.calibration, v, problem.score)
                 tries = [(c.place, c.frame) for c in candidates]
-                scores = scored_frames(problem.calibration, tries, self.strengths, v, weights, problem.readout)
-            at, k = min(
-                (scores >= scores.max() - 1e-9).nonzero().tolist(),
-                key=lambda t: (candidates[t[0]].frame.rank, self.strengths[t[1]], t[0]),
-            )
-            best, reached = candidates[at], scores.max(dim=1).values.tolist()
+                strengths = self.strengths
+                scores = scored_frames(problem.calibration, tries, strengths, v, weights, problem.readout)
+                at, k = min(
+                    (scores >= scores.max() - 1e-9).nonzero().tolist(),
+                    key=lambda t: (candidates[t[0]].frame.rank, strengths[t[1]], t[0]),
+                )
+                reached = scores.max(dim=1).values
+                if self.further and strengths[k] == max(strengths) > 1:  # the grid was too short
+                    [more] = scored_frames(problem.calibration, [tries[at]], self.further, v, weights, problem.readout)
+                    strengths, own = (*strengths, *self.further), torch.cat([scores[at], more])
+                    k = min((own >= own.max() - 1e-9).nonzero()[:, 0].tolist(), key=strengths.__getitem__)
+                    reached[at] = own.max()
+            best, by = candidates[at], reached.tolist()
             chosen = {
                 "support": best.place.name,
                 "form": best.name,
                 "rule": best.rule,
-                "strength": self.strengths[k],
-                "calibration_score": float(scores[at, k]),
-                "at_edge": edge_of(self.strengths, k),
-                "by_form": best_by([c.kind for c in candidates], reached),
-                "by_support": best_by([c.place.name for c in candidates], reached),
-                "by_size": best_by([str(c.frame.rank) for c in candidates], reached),
+                "strength": strengths[k],
+                "calibration_score": by[at],
+                "at_edge": edge_of(strengths, k),
+                "by_form": best_by([c.kind for c in candidates], by),
+                "by_support": best_by([c.place.name for c in candidates], by),
+                "by_size": best_by([str(c.frame.rank) for c in candidates], by),
             }
-            handles[v] = handle_from_edits(v, best.edits(self.strengths), k, problem.subject, chosen)
+            handles[v] = handle_from_edits(v, best.edits(strengths), k, problem.subject, chosen)
         return replace(state, handles=handles)
 
     def forecast(self, ahead: Forecast) -> None:

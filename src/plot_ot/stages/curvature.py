@@ -41,12 +41,12 @@ def sharpened(readout: Readout, factor: float) -> Readout:
 
 
 def output_curvature(
-    outputs: Float[Tensor, "pairs ..."], labels: Tensor, readout: Readout
+    outputs: Float[Tensor, "pairs ..."], labels: Tensor, readout: Readout, left_out: float = 0.01
 ) -> tuple[Float[Tensor, " pairs"], Tensor, list[Tensor]]:
     """Loss, gradient in the outputs, and directions l with Σ l lᵀ the loss' Hessian in the outputs, for every pair.
 
     A loss of K answers has a Hessian of few directions: the label against its rivals. Those that together hold less
-    than 1 % of it, summed over pairs, are left out.
+    than a share `left_out` of it, summed over pairs, are left out.
     """
     shape = outputs.shape
     y = outputs.detach().requires_grad_()
@@ -66,7 +66,7 @@ def output_curvature(
     values, vectors = values.clamp(min=0).flip(1), vectors.flip(2)
     held = values.sum(dim=0)
     beyond = held.sum() - held.cumsum(0)
-    most = min(DIRECTIONS, int((beyond > 0.01 * held.sum()).sum()) + 1)
+    most = min(DIRECTIONS, int((beyond > left_out * held.sum()).sum()) + 1)
     directions = []
     for n in range(most):
         direction = torch.zeros(len(y), flat.shape[1], dtype=torch.float64, device=y.device)

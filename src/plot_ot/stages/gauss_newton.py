@@ -68,6 +68,8 @@ class Rest:
     weights: Float[Tensor, " pairs"]
     readout: Readout
     batch: int
+    left_out: float = 0.01
+    """The share of the loss' curvature that a step may do without; each direction of it is a backward pass."""
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class Rest:
         weights: Float[Tensor, " pairs"],
         readout: Readout,
         batch: int,
+        left_out: float = 0.01,
     ) -> Rest:
         """The pairs of a recording; those alike run once, with their weights added up."""
         order = {p.name: k for k, p in enumerate(recording.subject.places)}
@@ -101,6 +104,7 @@ class Rest:
             summed,
             sharpened(readout, sharpness(recording, readout)),
             max(1, batch),
+            left_out,
         )
 
     def outputs(
@@ -160,7 +164,7 @@ class Rest:
                 nudges = [torch.zeros_like(a, requires_grad=True) for a in states]
                 outputs, differences = self.outputs(maps, some, nudges)
                 seen_here = outputs.detach().cpu()
-                losses, slope, curvature = output_curvature(seen_here, self.labels[some], self.readout)
+                losses, slope, curvature = output_curvature(seen_here, self.labels[some], self.readout, self.left_out)
                 total += float(self.weights[some] @ losses.double())
                 right = right and bool(self.readout.correct(seen_here.unsqueeze(0), self.labels[some]).all())
                 backs = sent(torch.stack([slope, *curvature]), outputs.device).unbind()

@@ -34,6 +34,10 @@ from plot_ot.subjects import BankRecording, Place
 CERTAIN = 1e-4
 """A loss, in nats, below which margins are wide enough."""
 
+PRECISE, ROUGH = (0.01, 1e-3), (0.1, 1e-2)
+"""The share of the loss' curvature that a step leaves out, and the relative gain below which a ρ is done: usually, and
+at wide places, where every direction of curvature is one more backward pass through a large network."""
+
 Start = tuple[Prior, ...]
 """A prior at every place that is solved for together, in forward order; mostly at one."""
 
@@ -71,7 +75,9 @@ class NewtonHandles:
     """Places up to this width are solved in whole."""
     wide: int = 256
     """At places wider than this, where a step is dear, one path is walked first: from the best prior, in the smallest
-    room. The others follow only if it beats the handle found before."""
+    room. The others follow only if it beats the handle found before ..."""
+    hopeful: float = 0.7
+    """... and reaches this calibration score: a handle that works has about 0.85, one that does nothing 0.5."""
     ranks: tuple[int, ...] = (1, 2, 4, 8)
     """Ranks tried besides the whole map."""
     stretch: float = 1.5
@@ -184,7 +190,7 @@ class NewtonHandles:
                 paths: float = min(self.starts, rules) * len(self._rooms_of(p.width))
                 scouted = len(self.weights[: self.scouting])
                 further = (len(self.weights) - scouted) * chance / len(own)
-                if p.width > self.wide and ahead.case != "highest":
+                if self.is_wide([p]) and ahead.case != "highest":
                     paths, further = 1 / len(own), 0.0  # one path in all, no better than the handle found before
                 solved = paths * scouted * chance + further
                 times = (solved + further * (0 if set(self.rules) == {PAIRS} else self.stand_ins)) * self.steps
@@ -192,7 +198,7 @@ class NewtonHandles:
                     times += min(self.starts, rules) * len(self.weights) * self.steps
                 ahead.add("newton", p, fit, 1, times, backward=back, units=paths * chance, sent=0.0)
                 ahead.add("newton", p, fit, 1, times, units=paths * chance, sent=0.0)
-                ridges = self.wide_ridges if p.width > self.wide else self.ridges
+                ridges = self.wide_ridges if self.is_wide([p]) else self.ridges
                 tried = rules * len(ridges) + round(solved) * (1 + len(self.ranks))
                 ahead.add("calibration", p, calibration, tried, chance)
 
@@ -220,7 +226,7 @@ class NewtonHandles:
         """The closed-form maps of every place, rule and ridge."""
         weights, found = _balanced(fit, variable), list[Prior]()
         for ridges, wide in ((self.ridges, False), (self.wide_ridges, True)):
-            some = [p for p in places if (p.width > self.wide) == wide]
+            some = [p for p in places if self.is_wide([p]) == wide]
             found += priors_at(fit, some, variable, weights, self.rules, ridges) if some else []
         return found
 
@@ -261,6 +267,10 @@ class NewtonHandles:
         order = sorted(range(len(starts)), key=lambda k: -round(reached[k], 9))
         return self._solved(problem, variable, [starts[k] for k in order[: self.starts]], ordinary)
 
+    def is_wide(self, places: Sequence[Place]) -> bool:
+        """Whether one of the places is so wide that steps there are dear."""
+        return max(p.width for p in places) > self.wide
+
     def _rooms(self, start: Start) -> list[int]:
         """Sizes of the subspaces that are solved in."""
         return self._rooms_of(max(p.place.width for p in start))
@@ -280,15 +290,16 @@ class NewtonHandles:
         """Paths over ρ from every start in every room, cut to every rank and scored; what is stretched is left out.
 
         After `scouting` values of ρ only the best path goes on, with stand-ins. At `wide` places the first path is
-        walked before the others, and nothing more unless it beats the score `reached` before. Where everything is
-        stretched and a handle is `needed`, the least stretched one stays.
+        walked before the others, and nothing more unless it beats the score `reached` before and is `hopeful`. Where
+        everything is stretched and a handle is `needed`, the least stretched one stays.
         """
         paths = [Path(start, room) for start in starts for room in self._rooms(start)]
-        dear = reached >= 0 and any(p.width > self.wide for path in paths for p in path.places)
+        dear = reached >= 0 and any(self.is_wide(path.places) for path in paths)
         ahead = 1 if dear else len(paths)
         scouting, further = self.weights[: self.scouting], self.weights[self.scouting :]
         walked = self._walked(problem, variable, paths[:ahead], scouting, 0)
-        if not dear or round(max(t.score for path in walked for t in path), 9) > round(reached, 9):
+        best_yet = round(max((t.score for path in walked for t in path), default=-1.0), 9)
+        if not dear or (best_yet > round(reached, 9) and best_yet >= self.hopeful):
             walked += self._walked(problem, variable, paths[ahead:], scouting, 0)
             best = max(walked, key=lambda some: max(t.score for t in some), default=[])
             walked += self._walked(problem, variable, [best[-1].solution.path] if best else [], further, self.stand_ins)
@@ -417,7 +428,8 @@ def _path(
     labels = recording.bank.labels[variable]
     # the passes of all blocks are kept until the last backward pass
     batch = min(stage.batch, max(1, recording.subject.responses_per_batch // 4))
-    rest = Rest.of(recording, path.places, labels, weights, readout, batch)
+    left_out, tolerance = ROUGH if stage.is_wide(path.places) else PRECISE
+    rest = Rest.of(recording, path.places, labels, weights, readout, batch, left_out)
     bases = [None if path.room >= p.place.width else leading_directions(p, rest, path.room) for p in path.start]
     coordinates = Coordinates(
         tuple(Whitened.of(p.start, p.metric, basis) for p, basis in zip(path.start, bases, strict=True))
@@ -425,7 +437,7 @@ def _path(
     found = list[Solution]()
     for rho in rhos:
         if path.open:
-            end = minimise(rest, coordinates, rho, path.n, stage.steps)
+            end = minimise(rest, coordinates, rho, path.n, stage.steps, tolerance)
             path = replace(path, n=end.n, open=not end.right or end.loss > CERTAIN)
             maps = tuple(p.factored(m) for p, m in zip(path.start, coordinates.maps(end.n), strict=True))
             found.append(Solution(path, rho, maps, end.steps, end.loss))

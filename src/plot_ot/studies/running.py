@@ -15,6 +15,7 @@ from plot_ot.files.run_layout import RESERVED
 from plot_ot.files.run_reading import Reading, read_run
 from plot_ot.files.unit_files import units_in
 from plot_ot.files.writing import Json
+from plot_ot.judging.judges import check_controls
 from plot_ot.methods import Method, pick
 from plot_ot.models.folders import default_cache
 from plot_ot.stages.forecast import Forecast
@@ -89,6 +90,7 @@ def run_study(
     """
     numbers = [check_seed(s) for s in (range(seeds) if isinstance(seeds, int) else seeds)]
     chosen = pick(task.methods(), list(methods) if methods is not None else None)
+    check_controls(controls)
     config = {**task.config(), "controls": controls, "methods": [m.name for m in chosen], "seeds": numbers}
     for m in chosen:
         check_name(m.name)
@@ -165,7 +167,7 @@ class _Worker:
         if failed or not missing:
             return
         try:
-            self.progress(Step(seed, "network and banks", "working"))
+            self.progress(Step(seed, "training or loading the network, drawing pairs", "working"))
             found = self.task.prepare(seed, self.cache)
             prepared = replace(found, recipe=self.task.network_recipe(), controls=self.controls)
             of = unit_of(prepared)

@@ -69,6 +69,9 @@ charts.scatter = () => {
   };
 };
 
+// Round numbers for the ticks of a logarithmic axis.
+const ROUND = [-2, -1, 0, 1, 2, 3, 4].flatMap((n) => [1, 2, 5].map((k) => Number(`${k}e${n}`)));
+
 // Accuracy against stretch, a point per method; the line joins those that no other method beats in both.
 charts.stretch = (figure) => {
   const points = own.map((m) => {
@@ -90,7 +93,7 @@ charts.stretch = (figure) => {
         hovertext: points.map((p) => `${safe(p.name)}<br>accuracy ${fixed(p.accuracy)}<br>stretch ${fixed(p.stretch, 2)}`), marker: { size: 11, color: points.map((p) => tone(p.m)) } },
     ],
     layout: { height: 380, margin: { l: 8, r: 24, t: narrow() ? 60 : 34, b: 8 }, shapes: [{ type: "line", x0: 1, x1: 1, y0: 0, y1: 1, yref: "paper", line: { color: colour("muted"), width: 1, dash: "dot" } }],
-      xaxis: { type: "log", title: { text: "stretch of edited states, logarithmic (natural = 1)" }, range: spans.x, exponentformat: "none", dtick: "D2" }, yaxis: { range: spans.y, title: { text: "average exact accuracy" } } },
+      xaxis: { type: "log", title: { text: "stretch of edited states, logarithmic (natural = 1)" }, range: spans.x, tickvals: ROUND, ticktext: ROUND.map(String) }, yaxis: { range: spans.y, title: { text: "average exact accuracy" } } },
     rows: [["method", "accuracy", "stretch"], ...points.map((p) => [p.name, p.accuracy, p.stretch])],
   };
 };
@@ -108,9 +111,11 @@ charts.capacity = () => {
     c.sizes.forEach((n, i) => rows.push([v, n, c.accuracy[i], c.shuffled?.[i] ?? null]));
   });
   const sizes = distinct(Object.values(mine).flatMap((c) => c.sizes)).sort((x, y) => x - y);
+  const apart = sizes[sizes.length - 1] ** ((narrow() ? 4 : 2) / 40); // numbers nearer than this would run into each other
+  const named = sizes.reduce((kept, n) => (kept.length && n < kept[kept.length - 1] * apart ? kept : [...kept, n]), []);
   return {
     traces,
-    layout: { height: 360, margin: { l: 8, r: 16, t: narrow() ? 76 : 34, b: 44 }, xaxis: { type: "log", title: { text: "directions, logarithmic" }, exponentformat: "none", tickvals: sizes, ticktext: sizes.map(String) }, yaxis: { title: { text: "accuracy" }, range: [-0.02, 1.03] } },
+    layout: { height: 360, margin: { l: 8, r: 16, t: narrow() ? 76 : 34, b: 44 }, xaxis: { type: "log", title: { text: "directions, logarithmic" }, exponentformat: "none", tickvals: named, ticktext: named.map(String), tickangle: 0 }, yaxis: { title: { text: "accuracy" }, range: [-0.02, 1.03] } },
     rows,
   };
 };
@@ -276,6 +281,13 @@ function grid(menu, values) {
   return { z, names, x: null, y: places };
 }
 
+// As many clauses of a sentence as fit: half of one would say something else.
+const clauses = (words, pixels, size) => {
+  const parts = words.split(", ");
+  while (parts.length > 1 && parts.join(", ").length * size > pixels) parts.pop();
+  return wrapped(parts.join(", "), pixels, size)[0] ?? "";
+};
+
 // Heatmaps in rows; each is divided by its own largest value, and hovering shows the value itself.
 function panels(lines, { cell = 26, top = 8 } = {}) {
   const rows = narrow() ? lines.flat().map((p) => [p]) : lines;
@@ -284,15 +296,17 @@ function panels(lines, { cell = 26, top = 8 } = {}) {
   const total = sum(heights) + (titled + below) * rows.length + top;
   const layout = { height: total, margin: { l: 8, r: 8, t: top + titled, b: below }, annotations: [], shapes: [], showlegend: false };
   const inner = total - layout.margin.t - layout.margin.b, gap = titled + below;
+  const named = (p) => 16 + 7.2 * Math.max(...p.y.map((y) => y.length)); // pixels of a panel's row names
+  const left = Math.max(...rows.map((row) => named(row[0])));
   const traces = [];
   let y1 = 1;
   rows.forEach((row, r) => {
     const y0 = Math.max(0, y1 - heights[r] / inner);
     row.forEach((p, c) => {
       const id = traces.length ? String(traces.length + 1) : "";
-      const labels = c ? (16 + 7.2 * Math.max(...p.y.map((y) => y.length))) / full : 0;
+      const labels = c ? named(p) / full : 0;
       const domain = [c / row.length + labels, (c + 1) / row.length - (c < row.length - 1 ? 0.02 : 0)];
-      const pixels = (domain[1] - domain[0]) * full;
+      const pixels = (domain[1] - domain[0]) * (full - left);
       const most = p.absolute ? 1 : Math.max(...p.z.flat().filter((v) => v !== null).map(Math.abs), 0);
       const said = p.said && pixels / p.z[0].length > 38;
       traces.push({ type: "heatmap", xaxis: `x${id}`, yaxis: `y${id}`, z: p.z.map((line) => line.map((v) => (v === null ? null : Math.abs(v) / (most || 1)))), hovertext: p.text, hoverinfo: "text", ...(said ? { text: p.said, texttemplate: "%{text}", textfont: { size: 11 } } : {}), zmin: 0, zmax: 1, colorscale: heatScale(), showscale: false, xgap: p.z[0].length <= 64 ? 1.5 : 0, ygap: 1.5, hoverongaps: false });
@@ -304,7 +318,7 @@ function panels(lines, { cell = 26, top = 8 } = {}) {
       layout[`xaxis${id}`] = { domain, anchor: `y${id}`, showgrid: false, title: { text: safe(p.xtitle ?? ""), font: { size: 11.5, color: colour("muted") }, standoff: 4 },
         ...(p.x ? { tickvals: p.x.map((_, i) => i).filter((i) => i % step === 0), ticktext: names.filter((_, i) => i % step === 0).map(safe), tickangle: 0 } : { tick0: 0, dtick: Math.max(1, Math.round(p.z[0].length / 10)) }) };
       layout[`yaxis${id}`] = { domain: [y0, y1], anchor: `x${id}`, tickvals: p.y.map((_, i) => i), ticktext: p.y.map(safe), autorange: "reversed", showgrid: false };
-      const lead = wrapped(p.title, pixels, 8)[0] ?? "", note = wrapped(p.note ?? "", pixels, 6.6)[0] ?? "";
+      const lead = wrapped(p.title, pixels, 8)[0] ?? "", note = clauses(p.note ?? "", pixels, 6.6);
       layout.annotations.push({ text: `<b>${safe(lead)}</b>${note ? `<br><span style="color:${colour("muted")}">${safe(note)}</span>` : ""}`, x: domain[0], y: y1, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { size: 12.5 }, align: "left" });
     });
     y1 = y0 - gap / inner;

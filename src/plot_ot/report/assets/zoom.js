@@ -253,7 +253,7 @@ function handleCard(handle, at) {
   const inner = at.width - 30, own = handle.shares.handle;
   const lines = wrapped(handle.extent, inner, 9).slice(0, 3).map((line) => [line, "big"]);
   if (own) {
-    lines.push([`right on ${percent(own[0])}`, "right"], ...wrapped(`of the ${handle.pairs ?? ""} test pairs that can tell`, inner).map((line) => [line, "small"]));
+    lines.push([`right on ${percent(own[0])}`, "right"], ...wrapped(`of the ${handle.pairs?.toLocaleString("en") ?? ""} test pairs that can tell`, inner).map((line) => [line, "small"]));
     if (own.length > 1) lines.push([`95 % interval ${percent(own[1])} to ${percent(own[2])}`, "small"]);
     for (const [key, label] of [["copy_source", "copying the source"], ["random_mean", "random handles"], ["full_patch", "whole place swapped"]]) {
       if (handle.shares[key]) lines.push([`${label} ${percent(handle.shares[key][0])}`, "small"]);
