@@ -34,8 +34,8 @@ TRAINED = 4
 """Every so many seeds the network is trained, else wired by hand."""
 KINDS = ("named", "none", "switched")
 HISTORY = (
-    "These seeds were run once, and nothing was changed after them. An earlier run (bee0e40, seeds 3000 to 3099), before",
-    "`compare` was rebuilt around one question, had 99, 100 and 100.",
+    "These seeds were run once. An earlier run (bee0e40, seeds 3000 to 3099), before `compare` was rebuilt, had 99,",
+    "100 and 100.",
     "",
 )
 
