@@ -125,7 +125,7 @@ def page(out: Path) -> list[str]:
             about.append(
                 f"    - verdict on the hypothesis ranked first: {', '.join(f'{s} {n}' for s, n in stands.items())}"
             )
-    return [*lines, "", *about, ""]
+    return [*lines, "", *about, "", *HISTORY, ""]
 
 
 def main() -> None:
