@@ -33,6 +33,11 @@ METHOD = plot_ot.Method("closed-form", "closed forms at every place", (plot_ot.C
 TRAINED = 4
 """Every so many seeds the network is trained, else wired by hand."""
 KINDS = ("named", "none", "switched")
+HISTORY = (
+    "These seeds were run once. An earlier run (bee0e40, seeds 3000 to 3099), before `compare` was rebuilt, had 99,",
+    "100 and 100.",
+    "",
+)
 
 
 def network(kind: str, seed: int) -> tuple[str, plot_ot.Subject]:
@@ -120,7 +125,7 @@ def page(out: Path) -> list[str]:
             about.append(
                 f"    - verdict on the hypothesis ranked first: {', '.join(f'{s} {n}' for s, n in stands.items())}"
             )
-    return [*lines, "", *about, ""]
+    return [*lines, "", *about, "", *HISTORY, ""]
 
 
 def main() -> None:

@@ -210,7 +210,13 @@ def test_a_network_of_the_files_own_is_planned_with(tmp_path):
     found = ran(str(path), "--size", "60")
     assert found["plans"][0]["responses"] == pytest.approx(live.responses)
     assert found["shape"]["language"] is False
-    assert "--layers and --kinds are for language models" in refused(str(path), "--layers", "1")
+    for command, more in (("explain", []), ("localize", ["--out", str(tmp_path / "run")])):
+        words = [str(path), *more, "--layers", "1"]
+        assert "--layers and --kinds are for language models" in refused(*words, command=command)
+    words = [str(path), str(path.with_name("other.py")), "--kinds", "head_output"]
+    path.with_name("other.py").write_text(path.read_text())
+    assert "--layers and --kinds are for language models" in refused(*words, command="compare")
+    assert f"{path} is given twice" in refused(str(path), str(path), command="compare")
 
 
 def test_refusals(colours, tmp_path):

@@ -67,14 +67,16 @@ def compare_tasks(
     import torch
 
     from plot_ot.api import load_subject
-    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, name_of, require_file
+    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, name_of, own_subject, require_file
     from plot_ot.comparing import compare
-    from plot_ot.subjects import Subject
 
     for task in tasks:
         require_file(task)
     if len(tasks) < 2:
         raise PlotError("Give at least two task files, one for each hypothesis. For one, use plot-ot localize.")
+    twice = next((task for k, task in enumerate(tasks) if task in tasks[:k]), None)
+    if twice is not None:
+        raise PlotError(f"{twice} is given twice. Give a file for each hypothesis.")
     places: dict[str, Any] = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": memory_bytes(memory)}
     places |= {"layers": layer_numbers(layers)} if layers else {}
     asked, held = filter_of(filter_), names_of(hold_out)
@@ -87,12 +89,12 @@ def compare_tasks(
         modules = [load_task(task) for task in tasks]
         hypotheses = [hypothesis_of(module, task) for module, task in zip(modules, tasks, strict=True)]
         given = inputs or data_of(modules[0], tasks[0], "--inputs FILE")
-        subject: Any = getattr(modules[0], "subject", None)
+        subject: Any
         if model is not None:
             where: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
             subject = load_subject(model, adapter=adapter, **where)
-        elif not isinstance(subject, Subject):
-            raise PlotError(f"Which network? Give --model, or let {tasks[0]} define `subject`.")
+        else:
+            subject = own_subject(modules[0], tasks[0], of_blocks=bool(layers) or kinds != "block_output")
         rivals = dict(zip(name_of(hypotheses, tasks), hypotheses, strict=True))
         chosen = {**settings, "filter": asked, **({} if model is None else places)}
         found = compare(subject, rivals, given, finalists=finalists, **chosen)

@@ -82,9 +82,8 @@ def localize_task(
     from plot_ot.abstract import Hypothesis, read_pairs
     from plot_ot.api import METHODS, load_subject, localize
     from plot_ot.cli.show import print_json, print_run
-    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, load_tokenizer, require_file
+    from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, load_tokenizer, own_subject, require_file
     from plot_ot.files.run_reading import read_run
-    from plot_ot.subjects import Subject
 
     if (out / "manifest.json").exists():
         raise PlotError(f"{out} already holds a run. Choose another --out, or delete it.")
@@ -98,7 +97,7 @@ def localize_task(
     with redirect_stdout(sys.stderr):  # what the task prints is not what we print
         module = load_task(task)
         hypothesis, given = hypothesis_of(module, task), pairs or data_of(module, task)
-    subject: Any = getattr(module, "subject", None)
+    subject: Any
     options: dict[str, Any] = {}
     if model is not None:
         if not isinstance(hypothesis, Hypothesis):
@@ -113,8 +112,8 @@ def localize_task(
         with errors.status(Text(f"Loading {printable(model)}")) if not quiet else errors.capture():
             subject = load_subject(model, adapter=adapter, **where)
         options = {"kinds": tuple(k.strip() for k in kinds.split(",")), "memory": room, **of_blocks}
-    elif not isinstance(subject, Subject):
-        raise PlotError(f"Which network? Give --model, or let {task} define `subject`.")
+    else:
+        subject = own_subject(module, task, of_blocks=bool(layers) or kinds != "block_output")
     result = localize(
         subject,
         hypothesis,

@@ -11,7 +11,7 @@ from typing import Any
 
 from plot_ot.abstract import CausalModel, Hypothesis, read_pairs
 from plot_ot.api import ask
-from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, name_of, require_file
+from plot_ot.cli.task_files import data_of, hypothesis_of, load_task, name_of, own_subject, require_file
 from plot_ot.comparing import ComparisonPlan, plan_comparison
 from plot_ot.errors import PlotError, unknown
 from plot_ot.estimating import scene_of
@@ -20,6 +20,9 @@ from plot_ot.models.named import LanguageModel
 from plot_ot.planner import Machine, Plan, Prompted, Scene, predict
 from plot_ot.subjects import Subject
 from plot_ot.tasks.planning import language_shape, tokenizer_here
+
+BLOCKS = ("block_output",)
+"""The kinds of places that are looked at unless others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,9 @@ class PlannedFiles:
             hypotheses = [hypothesis_of(module, task) for module, task in zip(modules, tasks, strict=True)]
             given = inputs or data_of(modules[0], tasks[0], "--inputs FILE")
         named = dict(zip(name_of(hypotheses, tasks), hypotheses, strict=True))
-        first, subject = hypotheses[0], getattr(modules[0], "subject", None)
+        first = hypotheses[0]
         if model is None:
-            if not isinstance(subject, Subject):
-                raise PlotError(f"Which network? Give --model, or let {tasks[0]} define `subject`.")
-            if "layers" in places or places["kinds"] != ("block_output",):
-                raise PlotError(f"--layers and --kinds are for language models; {tasks[0]} brings its own `subject`.")
+            subject = own_subject(modules[0], tasks[0], of_blocks="layers" in places or places["kinds"] != BLOCKS)
             return cls(named, given, subject, counted=False)
         if not isinstance(first, Hypothesis):
             raise PlotError(f"{tasks[0]} defines a bare CausalModel; a language model needs a Hypothesis.")

@@ -16,6 +16,7 @@ from plot_ot.errors import PlotError
 from plot_ot.models.loading import guarded, refuse_unreachable
 from plot_ot.models.named import PACKAGED, known_names, model_directory
 from plot_ot.models.tiny import build_tokenizer, is_tiny
+from plot_ot.subjects import Subject
 from plot_ot.subjects.decoder.architecture import transformers_library
 
 
@@ -71,6 +72,16 @@ def name_of(hypotheses: Sequence[Hypothesis | CausalModel], paths: Sequence[Path
     own = [str(getattr(h, "name", "hypothesis")) for h in hypotheses]
     names = [path.stem if name == "hypothesis" else name for name, path in zip(own, paths, strict=True)]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def own_subject(module: ModuleType, path: Path, *, of_blocks: bool) -> Subject:
+    """The network that a task file brings; options that choose a language model's blocks are refused beside it."""
+    found = getattr(module, "subject", None)
+    if not isinstance(found, Subject):
+        raise PlotError(f"Which network? Give --model, or let {path} define `subject`.")
+    if of_blocks:
+        raise PlotError(f"--layers and --kinds are for language models; {path} brings its own `subject`.")
+    return found
 
 
 def data_of(module: ModuleType, path: Path, option: str = "--pairs FILE") -> Any:
