@@ -15,6 +15,7 @@ import inspect
 import sys
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -25,6 +26,10 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor
 
 ARRAYS = ("[Tensor, ", "[ndarray, ")
+
+
+SEEN: defaultdict[str, set[Any]] = defaultdict(set)
+"""What has passed before, by function; not held by the functions, whose digests say what a method is made of."""
 
 
 class FalseShape(BaseException):
@@ -38,7 +43,8 @@ def checked(thing: Any) -> Any:
     written = {name: text for name, text in thing.__annotations__.items() if any(a in str(text) for a in ARRAYS)}
     if not written:
         return thing
-    read, seen = functools.cache(lambda: _read(written, thing.__globals__)), set[Any]()
+    read = functools.cache(lambda: _read(written, thing.__globals__))
+    where = f"{thing.__module__}, line {thing.__code__.co_firstlineno}: {thing.__qualname__}"
     parameters = inspect.signature(thing).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
@@ -46,7 +52,7 @@ def checked(thing: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         result = thing(*args, **kwargs)
         given = dict(zip(names, args, strict=False))  # the call has succeeded; further ones are of *args
-        _compare(read(), {**given, **kwargs, "return": result}, thing.__qualname__, seen)
+        _compare(read(), {**given, **kwargs, "return": result}, where)
         return result
 
     return run
@@ -57,12 +63,12 @@ def _checked_dataclass(cls: type) -> type:
     if not written or "__init__" not in vars(cls):
         return cls
     made, read = cls.__init__, functools.cache(lambda: _read(written, vars(sys.modules[cls.__module__])))
-    seen = set[Any]()
+    where = f"{cls.__module__}: {cls.__qualname__}"
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        _compare(read(), {name: getattr(self, name) for name in written}, cls.__qualname__, seen)
+        _compare(read(), {name: getattr(self, name) for name in written}, where)
 
     cls.__init__ = init
     return cls
@@ -73,16 +79,16 @@ def _read(written: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     return {name: eval(text, names) if isinstance(text, str) else text for name, text in written.items()}  # noqa: S307
 
 
-def _compare(hints: Mapping[str, Any], values: Mapping[str, Any], where: str, seen: set[Any]) -> None:
+def _compare(hints: Mapping[str, Any], values: Mapping[str, Any], where: str) -> None:
     kinds = tuple(_kind(values[name]) if name in values else None for name in hints)
-    if kinds in seen:
+    if kinds in SEEN[where]:
         return
     with jaxtyped("context"):  # one name, one size
         for name, hint in hints.items():
             if name in values and not _fits(values[name], hint):
                 shapes = {n: f"{hints[n]}: {_shown(v)}" for n, v in values.items() if n in hints}
                 raise FalseShape(f"{where}: {name} is not what its annotation says; {shapes}")
-    seen.add(kinds)
+    SEEN[where].add(kinds)
 
 
 def _kind(value: Any) -> Any:

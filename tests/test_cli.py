@@ -70,7 +70,8 @@ def test_a_run_ends_in_sentences_and_writes_its_directory(monkeypatch, tmp_path,
     assert str(out) in printed
     assert "recording" not in printed  # tables are behind --detail
     assert [line.split(" in ")[0] for line in told.err.splitlines()] == [  # A10: nothing was printed for minutes
-        f"seed 1003: {unit}, done" for unit in ("controls", "plot-joint", "full-vector")
+        "seed 1003: training or loading the network, drawing pairs ...",
+        *(f"seed 1003: {unit}, done" for unit in ("controls", "plot-joint", "full-vector")),
     ]
     results = json.loads((out / "results.json").read_text())
     wanted = {"task", "subject", "seed", "method", "variable", "bank", "accuracy", "pairs"}
