@@ -96,10 +96,19 @@ def test_an_unknown_method_is_refused_with_the_legal_ones():
         plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, method="dsa")
 
 
-@pytest.mark.parametrize("wrong", [{"method": "dsa"}, {"controls": "none"}, {"filter": "all"}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "dsa"},
+        {"controls": "none"},
+        {"filter": "all"},
+        {"seed": -1},
+        *({"size": size} for size in (-1, 0, 1, 2.5, True, "80")),
+    ],
+)
 def test_a_misspelt_choice_is_refused_before_anything_runs(wrong, monkeypatch):
     monkeypatch.setattr(plot_ot.MLPSubject, "record", lambda *_: pytest.fail("the network was run"))
-    with pytest.raises(PlotError, match=r"Unknown|seed"):
+    with pytest.raises(PlotError, match=r"Unknown|seed|`size` is a number of pairs per bank, 2 or more; found"):
         plot_ot.localize(plot_ot.MLPSubject(parity_net("ab", "cd")), HYPOTHESIS, ROWS, **wrong)
 
 

@@ -116,7 +116,8 @@ def test_a_handle_that_also_reads_what_is_not_used_says_so(bench):
     assert reads.high < -0.05
     assert f"even so it passes every other gate, right on {low:.3f} [" in reads.sentence
     assert [n for n in verdict.notes if "nothing later uses" in n and reads.sentence in n]
-    assert not [n for n in bench.verdict(rebuilt=0.97).notes if "nothing later uses" in n]
+    for little in (0.97, 0.95):  # it loses nothing, or perhaps nothing
+        assert not [n for n in bench.verdict(rebuilt=little).notes if "nothing later uses" in n]
 
 
 def test_only_discriminating_pairs_count(bench):

@@ -14,7 +14,7 @@ from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.api import ask
-from plot_ot.localizing import Given, Question, make_banks, usual_size
+from plot_ot.localizing import Given, Question, make_banks, size_or, usual_size
 from plot_ot.methods import Method
 from plot_ot.models.named import LanguageModel
 from plot_ot.planner import Inputs, Machine, Plan, Prompted, Scene, answers_in, predict
@@ -64,7 +64,7 @@ def scene_of(question: Question, given: Given, size: int | None = None) -> Scene
         return torch.ones(len(rows), dtype=torch.bool)
 
     subject = question.subject
-    made = make_banks(question, given, size or usual_size(subject), Admission(all_right))
+    made = make_banks(question, given, size_or(usual_size(subject), size), Admission(all_right))
     scene = Scene.of_subject(subject, made.splits, answers_in(made.splits))
     kept = isinstance(subject, DecoderSubject | Prompted)
     if not (kept and asked):  # others run their inputs twice: to filter them, which is not counted

@@ -193,15 +193,23 @@ def chosen_filter(name: str | None, tokenizer: Any, readout: Readout | None = No
 
 def pairs_per_bank(budget: int | Literal["auto"] | None, size: int | None, usual: int) -> tuple[bool, int]:
     """Whether banks grow, and how many pairs each has, or has at most."""
-    if budget == "auto":
-        return True, size or usual
-    if budget is None:
-        return False, size or usual
+    each = size_or(usual, size)
+    if budget == "auto" or budget is None:
+        return budget == "auto", each
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise PlotError(f"`budget` is 'auto', or a number of pairs per bank; found {budget!r}.")
     if size is not None and size != budget:
         raise PlotError(f"Give `budget` or `size`, not both: found {budget} and {size} pairs per bank.")
     return False, budget
+
+
+def size_or(usual: int, size: int | None) -> int:
+    """Pairs per bank as they were asked for, or the usual number."""
+    if size is None:
+        return usual
+    if isinstance(size, bool) or not isinstance(size, int) or size < 2:
+        raise PlotError(f"`size` is a number of pairs per bank, 2 or more; found {size!r}.")
+    return size
 
 
 def usual_size(subject: Subject) -> int:

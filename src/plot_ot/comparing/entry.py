@@ -38,7 +38,7 @@ from plot_ot.judging.intervals import Interval
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
-from plot_ot.localizing import Question, chosen_filter, filters_of, often_said, prompt_notes
+from plot_ot.localizing import Question, chosen_filter, filters_of, often_said, prompt_notes, size_or
 from plot_ot.methods import Method
 from plot_ot.models.named import LanguageModel
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
@@ -160,7 +160,7 @@ def about(question: Question, rival: Rival) -> Question:
 
 def pairs_of(subject: Subject, size: int | None) -> int:
     """Pairs per bank."""
-    return size or (200 if subject.language else 400)
+    return size_or(200 if subject.language else 400, size)
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,9 @@ def works_from_what_is_used(reads: Gate, rebuilt: Accuracy) -> Gate:
 
     The variable is used here, for a handle that reads nothing else shows it.
     """
-    share = f"{rebuilt.value:.3f} [{rebuilt.low:.3f}, {rebuilt.high:.3f}]"
-    words = f"{reads.sentence}; even so it passes every other gate, right on {share} of the discriminating pairs"
+    words = (
+        f"{reads.sentence}; even so it passes every other gate, right on {_share(rebuilt)} of the discriminating pairs"
+    )
     return replace(reads, answer=Answer.HOLDS, sentence=words)
 
 

@@ -178,8 +178,9 @@ class Case:
                 if not (worked.holds and reads.holds):
                     alone = bench.judged(again, opponents)
                     if not reads.holds and alone.placed:
-                        reads = g.works_from_what_is_used(reads, again.accuracy)
-                        notes.append(f"it also reads directions that nothing later uses: {reads.sentence}")
+                        loses, reads = reads.fails, g.works_from_what_is_used(reads, again.accuracy)
+                        if loses:
+                            notes.append(f"it also reads directions that nothing later uses: {reads.sentence}")
                     if not worked.holds:
                         honest = replace(alone, kept_most=boot.interval(again.right - right / 2).low > 0)
                 table.append(reads)
