@@ -288,3 +288,14 @@ def test_a_grid_of_strengths_that_is_too_short_goes_on(fit, best, found, edge, m
     assert bool(chosen["at_edge"]) == edge
     assert max(chosen["by_form"].values()) == chosen["calibration_score"]
     assert asked[1:] == ([(1, stage.further)] if best > 1.75 else [])
+
+
+def test_of_strengths_beyond_the_grid_that_do_as_well_the_smallest_is_taken(fit, monkeypatch):
+    problem = Problem(fit.subject, fit, recorded(seed=1), ("p",), READOUT)
+
+    def scored(bank, tries, strengths, *_):
+        return torch.tensor(strengths, dtype=torch.float64).clamp(max=2.5) - 0.01 * torch.arange(len(tries))[:, None]
+
+    monkeypatch.setattr("plot_ot.stages.closed_form.scored_frames", scored)
+    stage = ClosedForm(further=(4.0, 2.5, 3.0))
+    assert stage(problem, State.start(problem)).handles["p"].chosen["strength"] == 2.5

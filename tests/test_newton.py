@@ -463,6 +463,21 @@ def test_a_wide_place_gets_one_path_unless_it_beats_what_was_found(reached, hope
         ]
 
 
+def test_where_no_step_is_taken_it_is_known_whether_all_pairs_are_right():
+    """A path ends where all are right beyond doubt, so a start that is must say so."""
+    problem = planted()
+    weights = pair_weights(problem.fit, "p", "balanced")
+    priors = priors_at(problem.fit, problem.subject.places, "p", weights)
+    said = set()
+    for prior in priors:
+        rest = Rest.of(problem.fit, [prior.place], problem.fit.bank.labels["p"], weights, SOFTMAX, 64)
+        start = Coordinates((Whitened.of(prior.start, prior.metric, None),))
+        right = rest.loss(start.maps(start.zero))[1]
+        assert minimise(rest, start, 1.0, most=0).right == right
+        said.add(right)
+    assert said == {True, False}
+
+
 def test_little_curvature_may_be_left_out():
     outputs = 3 * rand(0, 40, 10)
     labels = torch.arange(40) % 10
