@@ -35,8 +35,8 @@ QWEN_FOUND = {"answer_pointer": (20, 21, 22), "answer_token": range(22, 28)}
 
 FEWER_DAS = ["--das-every", "3", "--das-sizes", "4", "--das-epochs", "12"]
 """What two CPU cores have time for on SmolLM2: DAS with 4 of the 11 sizes and 12 epochs, and fewer methods."""
-FEW = "plot,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
-MORE = "plot,plot-native,plot-pca,plot-closed-form,plot-das,full-vector,plot-eot,cosine"
+FEW = "plot,plot-closed-form,plot-newton,plot-das,full-vector,plot-eot,cosine"
+MORE = "plot,plot-native,plot-pca,plot-closed-form,plot-newton,plot-das,full-vector,plot-eot,cosine"
 MOST = f"{MORE},plot-native-das,plot-pca-das,das"
 UNTOUCHED = "plot-closed-form,plot,full-vector,plot-eot,plot-native,plot-pca,plot-newton,cosine,plot-das"
 
@@ -238,7 +238,7 @@ def main() -> None:
             "--controls",
             args.controls,
             "--fit",
-            "120",
+            "300",
             "--pairs",
             "200",
             "--transfer",
@@ -249,7 +249,7 @@ def main() -> None:
         planted, known = QWEN_FOUND, dict.fromkeys(models, True)
         page = args.results / "mcqa_untouched.md"
     else:
-        models = {"smollm2": ["--fit", "120", "--pairs", "60", *FEWER_DAS, "--methods", MORE]}
+        models = {"smollm2": ["--fit", "120", "--pairs", "200", *FEWER_DAS, "--methods", MORE]}
         planted, known = IOI_FOUND, {"smollm2": True}
         page = args.results / "ioi.md"
     runs = study(models, "ioi" if args.what == "ioi" else "mcqa", args)
