@@ -97,7 +97,7 @@ class Judge:
     @cached_property
     def _judged_problem(self) -> Problem:
         """The problem of finding the variables of which pairs alone do not give the verdict."""
-        return _only(self.problem, [v for v in self.problem.variables if isinstance(self._stand(v), Bench)])
+        return self.problem.only(v for v in self.problem.variables if isinstance(self._stand(v), Bench))
 
     def _stand(self, variable: str) -> Verdict | Bench:
         """What the handles of all methods stand before."""
@@ -149,14 +149,9 @@ def _searched(method: Method, problem: Problem, handles: Mapping[str, Handle]) -
     with watched_by(None):
         for some in together.values():
             places: dict[str, tuple[Place, ...]] = {v: tuple(e.place for e in h.edits) for v, h in some.items()}
-            state = method.retraced(some.values()).run(_only(problem, list(some)), places)[0]
+            state = method.retraced(some.values()).run(problem.only(some), places)[0]
             states.append(replace(state, handles={v: h for v, h in state.handles.items() if v in some}))
     return states
-
-
-def _only(problem: Problem, variables: Sequence[str]) -> Problem:
-    """The problem of finding some of the variables; couplings still tell them from the others."""
-    return replace(problem, variables=tuple(variables), beside=tuple(v for v in problem.coupled if v not in variables))
 
 
 def _reached(states: Sequence[State], problem: Problem, tests: Tests) -> dict[str, list[Score]]:

@@ -227,12 +227,12 @@ class LookFurther:
             wanting = [v for v in wanting if room[v] > 0]
             if not wanting:
                 break
-            places = dict(found.places)
+            places: dict[str, tuple[Place, ...]] = {}
             for v in wanting:
                 count = min(max(1, len(state.places[v])), room[v])
                 places[v], left[v] = tuple(left[v][:count]), left[v][count:]
                 tried[v] += places[v]
-            again = self.best(problem, replace(state, places=places))
+            again = self.best(problem.only(wanting), replace(state, places=places))
             for v in wanting:
                 if self._score(again, v) > self._score(found, v) + 1e-9:
                     found = _with_variable(found, again, v)

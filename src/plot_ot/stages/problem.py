@@ -60,6 +60,11 @@ class Problem:
         """The rows of every coupling."""
         return (*self.variables, *self.beside)
 
+    def only(self, variables: Iterable[str]) -> Problem:
+        """The problem of finding some of the variables; couplings still tell them from the others."""
+        wanted = tuple(variables)
+        return replace(self, variables=wanted, beside=tuple(v for v in self.coupled if v not in wanted))
+
     def generator(self, salt: int = 0) -> torch.Generator:
         """A fresh, seeded source of randomness."""
         return torch.Generator().manual_seed(1_000_003 * (self.seed + 1) + salt)
