@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from pages import copy_figures, markdown, run_study, verdict_rows, which_seeds, write_tables
+from pages import copy_figures, markdown, run_study, verdict_groups, version, which_seeds, write_tables
 from plot_ot.files.run_reading import Reading
 from plot_ot.files.writing import Json
 from plot_ot.models.named import shipped_adapters
@@ -152,7 +152,7 @@ def section(name: str, run: Reading, page: Path) -> list[str]:
         "",
         *paper_rows(results, variables),
         "",
-        *verdict_rows(results),
+        *verdict_groups(results),
         "",
         *copy_figures(run, f"{page.stem}-{name}", page, ("summary", "handles")),
         "",
@@ -255,7 +255,14 @@ def main() -> None:
     runs = study(models, "ioi" if args.what == "ioi" else "mcqa", args)
     truth = {name: run for name, run in runs.items() if known[name]}
     command = f"python benchmarks/language_study.py {args.what} --seeds {args.seeds}"
-    lines = [f"Made by `{command}`.", "", "## Stage A before calibration", "", *stage_a_rows(truth, planted), ""]
+    lines = [
+        f"Made by `{command}` at {version()}.",
+        "",
+        "## Stage A before calibration",
+        "",
+        *stage_a_rows(truth, planted),
+        "",
+    ]
     contrast = (
         "Balanced (OT) against one-sided (UOT) transport: the block that each leads to, and the calibration score of "
     )

@@ -116,6 +116,19 @@ def verdict_rows(results: Json) -> list[str]:
     return _counted(results, "verdicts", lambda v: str(v["status"]), "verdicts (seeds)")
 
 
+def verdict_groups(results: Json) -> list[str]:
+    """Which methods got each verdict on each variable, on how many seeds; an output variable is said to be one once."""
+    got: dict[tuple[str, str], Counter[str]] = {}
+    for v in results["verdicts"]:
+        got.setdefault((v["variable"], str(v["status"])), Counter())[v["method"]] += 1
+    seeds = len({v["seed"] for v in results["verdicts"]})
+    rows = []
+    for (variable, status), methods in sorted(got.items(), key=lambda item: item[0][0]):
+        named = ", ".join(f"`{m}`" + (f" ({n} of {seeds})" if seeds > 1 else "") for m, n in methods.items())
+        rows.append([variable, status, "by nature, for all methods" if status == "output variable" else named])
+    return markdown(["variable", "verdict", "methods"], rows)
+
+
 def place_rows(results: Json) -> list[str]:
     """Where calibration put each handle."""
     return _counted(results, "selection", lambda s: "+".join(s["places"]), "places chosen (seeds)")

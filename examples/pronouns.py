@@ -9,13 +9,25 @@ import random
 import plot_ot
 
 NAMES = {
-    "she": "Mary Anna Emma Sarah Alice Laura Susan Linda Julia Lucy".split(),
-    "he": "John Peter Tom David Paul James Mark Robert Henry Simon".split(),
+    "she": "Mary Anna Emma Sarah Alice Laura Susan Linda Julia Lucy Helen Karen Jane Rachel Betty Nancy".split(),
+    "he": "John Peter Tom David Paul James Mark Robert Henry Simon George Steven Jack Frank Kevin Brian".split(),
 }
 GENDERS = {name: gender for gender, names in NAMES.items() for name in names}
 FRAMES = {
-    "subject": ("{name} was late because", "{name} was tired, but", "{name} went home when"),
-    "object": ("I met {name} yesterday, and I like", "I saw {name}, and then I called", "There is {name}! Let us talk to"),
+    "subject": (
+        "{name} was late because",
+        "{name} was tired, but",
+        "{name} went home when",
+        "{name} was sad because",
+        "{name} left early although",
+    ),
+    "object": (
+        "I met {name} yesterday, and I like",
+        "I saw {name}, and then I called",
+        "There is {name}! Let us talk to",
+        "I know {name} well, and I trust",
+        "We looked for {name} until we found",
+    ),
 }
 CASES = {frame: case for case, frames in FRAMES.items() for frame in frames}
 

@@ -2,7 +2,7 @@
 
     python examples/years.py        # on SmolLM2: a few minutes
 
-"The war began in the year 1732 and ended in the year 17" goes on with 3 or more, "The war ended in the year 1732. It had
+"The war began in the year 1732 and ended in the year 17" goes on with 3 or more; "The war ended in the year 1732. It had
 begun in the year 17" with 3 or less. Many digits are right, so answers are read as sets (docs/outputs.md).
 """
 
@@ -14,7 +14,7 @@ SENTENCES = {
     "after": "The {event} began in the year 17{decade}{year} and ended in the year 17",
     "before": "The {event} ended in the year 17{decade}{year}. It had begun in the year 17",
 }
-ORDERS = tuple(SENTENCES)
+ORDERS, DECADES = tuple(SENTENCES), range(1, 9)
 EVENTS = "war siege feud revolt trial voyage strike famine drought reign".split()
 
 prompts = plot_ot.Hypothesis(
@@ -24,19 +24,19 @@ prompts = plot_ot.Hypothesis(
     name="years",
 )
 prompts.output(name="digit", parents=["decade"])(str)
-# Values are coded in the order in which they are first seen: here decade d as d, and ORDERS[k] as k.
-prompts.rows([{"order": o, "event": EVENTS[0], "decade": d, "year": 1} for o in ORDERS for d in range(10)])
+# Values are coded in the order in which they are first seen: here decade d as d - 1, and ORDERS[k] as k.
+prompts.rows([{"order": o, "event": EVENTS[0], "decade": d, "year": 1} for o in ORDERS for d in DECADES])
 
 causal = plot_ot.CausalModel(
     prompts.inputs,
     {
         "bound": lambda decade: decade,
         "direction": lambda order: order,
-        "digits": lambda bound, direction: bound + 10 * direction,
+        "digits": lambda bound, direction: bound + len(DECADES) * direction,
     },
     "digits",
 )
-readout = plot_ot.answer_sets([[*range(d, 10)] for d in range(10)] + [[*range(d + 1)] for d in range(10)], classes=10)
+readout = plot_ot.answer_sets([[*range(d, 10)] for d in DECADES] + [[*range(d + 1)] for d in DECADES], classes=10)
 """What is right: from decade d on, and up to decade d."""
 
 
@@ -45,7 +45,7 @@ def inputs(count: int = 700, seed: int = 1000) -> list[dict[str, str | int]]:
     rng, drawn = random.Random(seed), []
     for _ in range(count):
         given = {"order": rng.choice(ORDERS), "event": rng.choice(EVENTS)}
-        drawn.append(given | {"decade": rng.randrange(1, 9), "year": rng.randrange(1, 9)})
+        drawn.append(given | {"decade": rng.choice(DECADES), "year": rng.randrange(1, 9)})
     return drawn
 
 

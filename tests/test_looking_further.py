@@ -152,6 +152,37 @@ def test_without_a_coarse_coupling_places_follow_in_forward_order(gates):
     assert [call["a"] for call in inside.looked] == [["s3"], ["s1"], ["s2"]]
 
 
+def test_a_scout_goes_to_all_dropped_places_and_only_the_best_of_them_is_looked_into(gates):
+    _, problem = gates
+    scout = Scores({"b": {"s5": 0.6, "s2": 0.7, "s1": 0.7}})
+    inside = Scores({"a": {"s3": 0.99}, "b": {"s7": 0.5, "s2": 0.9, "s5": 1.0}})
+    stage = LookFurther(Best(((inside,),)), most=30, scout=(scout,))
+    found = stage(problem, coarse(problem, ORDER, 2))
+    assert scout.looked == [{"b": ["s5", "s4", "s3", "s2", "s1"]}]  # a is content
+    assert inside.looked == [{"a": ["s3", "s1"], "b": ["s7", "s6"]}, {"b": ["s2"]}]  # between equals, the coarse order
+    assert found.handles["b"].places == ["s2"]
+    assert found.handles["b"].chosen["untried"] == []
+    assert found.profile["b"] == {"s7": 0.5, "s6": 0.0, "s5": 0.6, "s4": 0.0, "s3": 0.0, "s2": 0.9, "s1": 0.7}
+
+
+@pytest.mark.parametrize(("most", "scouted"), [(1, ["s6"]), (3, ["s6", "s5", "s4"])])
+def test_a_scout_keeps_to_the_budget(gates, most, scouted):
+    _, problem = gates
+    scout, inside = Scores({"a": {}, "b": {}}), Scores({"a": {}, "b": {}})
+    found = LookFurther(Best(((inside,),)), most=most, scout=(scout,))(problem, coarse(problem, ORDER, 1))
+    assert [call["b"] for call in scout.looked] == [scouted]
+    assert found.handles["b"].places == ["s7"]  # nothing better was found
+    assert found.handles["b"].chosen["untried"] == [f"s{d}" for d in "654321"[most:]]
+
+
+@pytest.mark.parametrize(("width", "scouts"), [(64, 0), (65, 1)])
+def test_wide_places_are_scouted(width, scouts):
+    places = [Place(f"p{k}", width, k) for k in range(9)]
+    [further] = [s for s in progressive(places, 2).stages if isinstance(s, LookFurther)]
+    assert len(further.scout) == scouts
+    assert further.most == (30 if scouts else 6)
+
+
 def test_where_two_variables_share_a_place_that_was_dropped_looking_further_finds_it(gates):
     """A whole patch of the shared place copies the source, so the coarse stage keeps others for b."""
     known, problem = gates

@@ -29,6 +29,8 @@ WIDE_SEARCH = Search((1, 2, 4, 8), (0.5, 1.0, 2.0, 4.0, 8.0), ties="natural")
 NARROW, FEW, KEPT = 64, 4, 3
 """Up to this width every neuron is a site of its own; up to this many places none is left out beforehand; where there
 are more, so many are kept for a closer look."""
+SCOUT, SCOUTED = ClosedForm(ridges=(1e-1,), sizes=(1, 2), strengths=(1.0, 2.0), further=()), 30
+"""What looks for a variable in the places that were dropped where places are wide, and in how many of them."""
 COARSE = Transport("uot-one-sided", epsilon=(0.05, 0.2), beta=(0.03, 0.3, 3.0), scale="median")
 FINE = Transport(epsilon=(0.01, 0.03, 0.1, 0.5), scale="median")
 WIDE_FINE = Transport(epsilon=(0.03, 0.3), scale="median")
@@ -213,7 +215,10 @@ def progressive(
     ]
     inside.append((ClosedForm(), NewtonHandles()) if thorough else (ClosedForm(),))
     inner = Best((*inside, *ways))
-    stages.append(LookFurther(inner) if ways else inner)
+    if ways:
+        stages.append(LookFurther(inner) if width <= NARROW else LookFurther(inner, most=SCOUTED, scout=(SCOUT,)))
+    else:
+        stages.append(inner)
     if not thorough:
         stages.append(NewtonHandles(outputs=False))
     summary = "tokens, places, then neurons, principal components, closed forms and Newton inside"

@@ -212,11 +212,14 @@ class LookFurther:
     A whole patch of a place that several variables share looks like copying the source, so a coarse stage may drop
     the right place. As long as a variable's calibration score is below `enough`, the next places in the order of the
     coarse coupling are tried, as many at a time as were kept, up to `most` more. What is left is named as untried.
+    A `scout`, stages that end in a handle at little cost, goes to all of these places at once; then only the one where
+    it did best is looked into in all ways.
     """
 
     best: Best
     enough: float = 0.97
     most: int = 6
+    scout: tuple[Stage, ...] = ()
 
     def __call__(self, problem: Problem, state: State) -> State:
         found, tried = self.best(problem, state), {v: list(state.places[v]) for v in problem.variables}
@@ -229,10 +232,10 @@ class LookFurther:
                 break
             places: dict[str, tuple[Place, ...]] = {}
             for v in wanting:
-                count = min(max(1, len(state.places[v])), room[v])
+                count = room[v] if self.scout else min(max(1, len(state.places[v])), room[v])
                 places[v], left[v] = tuple(left[v][:count]), left[v][count:]
                 tried[v] += places[v]
-            again = self.best(problem.only(wanting), replace(state, places=places))
+            again = self._inside(problem.only(wanting), replace(state, places=places))
             for v in wanting:
                 if self._score(again, v) > self._score(found, v) + 1e-9:
                     found = _with_variable(found, again, v)
@@ -246,11 +249,29 @@ class LookFurther:
     def forecast(self, ahead: Forecast) -> None:
         if ahead.case == "highest":  # nothing was good enough until the budget was spent
             at = {v: dict(own) for v, own in ahead.open.items()}
-            first = max(map(len, at.values()))
-            for _ in range(-(-self.most // max(1, first))):
-                self.best.forecast(ahead)
+            further = min(self.most, len(ahead.scene.shape.places) - min(map(len, at.values())))
+            for _ in range(-(-further // max(1, *map(len, at.values())))):
+                if self.scout:
+                    ahead.walk(self.scout)
+                else:
+                    self.best.forecast(ahead)
                 ahead.open = {v: dict(own) for v, own in at.items()}
+            if self.scout:
+                ahead.narrow(1)
+                self.best.forecast(ahead)
+                ahead.open = at
         self.best.forecast(ahead)
+
+    def _inside(self, problem: Problem, state: State) -> State:
+        """All ways inside the places that are open, or inside the best of them by the scout."""
+        if not self.scout:
+            return self.best(problem, state)
+        scouted, _ = _walked(problem, replace(state, profile={}), self.scout)
+        seen = {(v, p): scouted.profile[v].get(p.name, 0.0) for v in problem.variables for p in state.places[v]}
+        best = {v: max(state.places[v], key=lambda p: seen[v, p]) for v in problem.variables}
+        looked = self.best(problem, replace(state, places={v: (p,) for v, p in best.items()}))
+        profile, capacity = best_of(scouted.profile, looked.profile), best_of(scouted.capacity, looked.capacity)
+        return replace(looked, profile=profile, capacity=capacity)
 
     def _order(self, problem: Problem, state: State, variable: str) -> list[Place]:
         """All places, those of lowest cost in the coarse coupling first."""
