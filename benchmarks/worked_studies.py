@@ -159,7 +159,7 @@ def main() -> None:
     made_at = ", ".join(sorted({u["version"] for u in units}))
     cpu = ", ".join(f"{u['cpu'] / 60:.1f}" for u in units)
     lines = [
-        f"Made by `python benchmarks/worked_studies.py` at {made_at}. CPU minutes of the studies, on one thread: {cpu}.",
+        f"Made by `python benchmarks/worked_studies.py` at {made_at}. CPU minutes (one thread): {cpu}.",
         "",
         *rows(units),
         "",
