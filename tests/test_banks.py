@@ -106,6 +106,9 @@ def test_power_and_discriminating_pairs_equal_brute_force(pairs, variable):
         against_source=sum(label != source for _, label, source in moved),
         against_others={o: sum(label != labels[o] for labels, label, _ in moved) for o in others},
         discriminating=sum(telling),
+        unlike_source=sum(
+            changed[variable] and labels[variable] != source for labels, changed, _, source in brute_rows(bank)
+        ),
     )
 
 
@@ -126,6 +129,17 @@ def test_an_output_variable_is_recognised_by_its_labels():
     assert not bank.power("z_WX").is_output
     unmoved = bank.select(~bank.changed["y"])
     assert not unmoved.power("y").is_output  # no pair moves the answer: nothing can be said
+
+
+def test_a_few_pairs_that_copying_gets_right_do_not_make_an_output_variable():
+    """Where a swap moves the answer the source's happens to be right, where it does not copying would be wrong."""
+    either = CausalModel(["a", "b"], {"u": lambda a: a, "v": lambda b: b, "y": lambda u, v: u | v}, output="y")
+    base, source = torch.tensor([[0, 0], [1, 1]]), torch.tensor([[1, 1], [0, 0]])
+    bank = Bank.from_pairs(either, base, source)
+    power = bank.power("u")
+    assert (power.against_base, power.against_source, power.unlike_source) == (1, 0, 1)
+    assert not power.is_output
+    assert bank.select(torch.tensor([True, False])).power("u").is_output  # nothing speaks against it there
 
 
 def test_missing_says_which_pairs_are_too_few():

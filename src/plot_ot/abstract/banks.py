@@ -26,11 +26,14 @@ class Power:
     against_others: Mapping[str, int]
     """The counterfactual label differs from what swapping any other variable would give."""
     discriminating: int
+    unlike_source: int = 0
+    """Of the pairs that change the variable, whether or not its swap moves the answer, those whose label is not the
+    source's answer."""
 
     @property
     def is_output(self) -> bool:
-        """Among pairs that move the answer, the label always equals the source's answer."""
-        return self.against_base > 0 and self.against_source == 0
+        """The variable's label always equals the source's answer, and some pairs move the answer."""
+        return self.against_base > 0 and self.against_source == 0 and self.unlike_source == 0
 
     def missing(self, least: int = 1) -> list[str]:
         """Say what kinds of pair are too few to decide where the variable lives."""
@@ -186,6 +189,7 @@ class Bank:
             against_source=count(self.source_answer),
             against_others={o: count(self.labels[o]) for o in self.variables if o != variable},
             discriminating=int(self.discriminating(variable).sum()),
+            unlike_source=int((self.changed[variable] & ~accepts(label, self.source_answer)).sum()),
         )
 
     def base_groups(self) -> Int[Tensor, " pairs"]:
