@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from plot_ot.abstract.banks import Bank, Power
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
@@ -83,6 +84,8 @@ def coarse(problem: Problem, order: Mapping[str, str], keep: int) -> State:
 
 
 ORDER = {"a": "3142567", "b": "7654321"}
+POWER = Power(9, 9, 9, 0, {}, 9)
+"""Of an output variable."""
 
 
 def test_places_that_the_coarse_stage_dropped_are_tried_until_calibration_is_content(gates):
@@ -181,6 +184,36 @@ def test_wide_places_are_scouted(width, scouts):
     [further] = [s for s in progressive(places, 2).stages if isinstance(s, LookFurther)]
     assert len(further.scout) == scouts
     assert further.most == (30 if scouts else 6)
+    few = [further.best.ways[k] for k in further.outputs]
+    assert [[type(stage) for stage in way] for way in few] == ([[ClosedForm], []] if scouts else [])
+    [rotating] = [s for s in progressive(places, 2, das=True).stages if isinstance(s, LookFurther)]
+    assert not rotating.outputs  # rotations follow the size of what was found
+
+
+def test_output_variables_take_fewer_ways_and_are_not_looked_for_further(gates, monkeypatch):
+    _, problem = gates
+    monkeypatch.setattr(Bank, "power", lambda bank, v: replace(POWER, unlike_source=int(v != "b")))
+    assert [problem.fit.bank.power(v).is_output for v in "ab"] == [False, True]
+    dear, cheap = Scores({"a": {"s1": 1.0}, "b": {"s7": 1.0}}), Scores({"a": {}, "b": {"s6": 0.4}})
+    start = coarse(problem, ORDER, 2)
+    found = LookFurther(Best(((dear,), (cheap,))), outputs=(1,))(problem, start)
+    assert dear.looked == [{"a": ["s3", "s1"]}]
+    assert cheap.looked == [{"a": ["s3", "s1"]}, {"b": ["s7", "s6"]}]
+    assert {v: h.places for v, h in found.handles.items()} == {"a": ["s1"], "b": ["s6"]}
+    assert {v: [p.name for p in places] for v, places in found.places.items()} == {"a": ["s1"], "b": ["s6"]}
+    assert {v: h.chosen["ways"] for v, h in found.handles.items()} == {"a": (0,), "b": (1,)}
+    assert found.profile["b"] == {"s7": 0.0, "s6": 0.4}
+    everything = LookFurther(Best(((dear,), (cheap,))))(problem, start)
+    assert everything.handles["b"].places == ["s7"]
+
+
+def test_where_all_are_output_variables_only_the_fewer_ways_run(gates, monkeypatch):
+    _, problem = gates
+    monkeypatch.setattr(Bank, "power", lambda bank, v: POWER)
+    dear, cheap = Scores({"a": {}, "b": {}}), Scores({"a": {"s1": 0.3}, "b": {"s7": 0.2}})
+    found = LookFurther(Best(((dear,), (cheap,))), outputs=(1,))(problem, coarse(problem, ORDER, 2))
+    assert dear.looked == []
+    assert {v: h.places for v, h in found.handles.items()} == {"a": ["s1"], "b": ["s7"]}
 
 
 def test_where_two_variables_share_a_place_that_was_dropped_looking_further_finds_it(gates):

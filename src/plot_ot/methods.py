@@ -216,7 +216,9 @@ def progressive(
     inside.append((ClosedForm(), NewtonHandles()) if thorough else (ClosedForm(),))
     inner = Best((*inside, *ways))
     if ways:
-        stages.append(LookFurther(inner) if width <= NARROW else LookFurther(inner, most=SCOUTED, scout=(SCOUT,)))
+        cheap = () if das else (len(inside) - 1, len(inside))  # closed forms, and what there is
+        wide = LookFurther(inner, most=SCOUTED, scout=(SCOUT,), outputs=cheap)
+        stages.append(LookFurther(inner) if width <= NARROW else wide)
     else:
         stages.append(inner)
     if not thorough:

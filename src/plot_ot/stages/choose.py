@@ -26,7 +26,7 @@ from plot_ot.stages.das import Rotation, Training, train_all
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.forecast import AGREEING, Forecast
 from plot_ot.stages.problem import Calibration, Candidate, Problem, Stage, State, advance, best_by, best_of
-from plot_ot.subjects import Place
+from plot_ot.subjects import BankRecording, Place
 
 GRIDS = ("own", "shared")
 INSIDE = ("place", "frame", "support")
@@ -152,15 +152,19 @@ class Best:
     readable: int = 4
 
     def __call__(self, problem: Problem, state: State) -> State:
-        walked = [_walked(problem, state, way) for way in self.ways]
+        return self.among(range(len(self.ways)), problem, state)
+
+    def among(self, ways: Sequence[int], problem: Problem, state: State) -> State:
+        """The choice between some of the ways."""
+        walked = [_walked(problem, state, self.ways[way]) for way in ways]
         ends = [end for end, _ in walked]
         handles, calibrations = {}, {}
         for v in problem.variables:
-            way = self._best([end.handles[v] for end in ends])
-            best = ends[way]
+            k = self._best([end.handles[v] for end in ends])
+            best = ends[k]
             before = best.handles[v].chosen  # a handle that was kept knows its earlier ways
-            ways, steps = (*before.get("ways", ()), way), (*before.get("way_steps", ()), walked[way][1].get(v, 0))
-            handles[v] = noting(best.handles[v], ways=ways, way_steps=steps)
+            taken, steps = (*before.get("ways", ()), ways[k]), (*before.get("way_steps", ()), walked[k][1].get(v, 0))
+            handles[v] = noting(best.handles[v], ways=taken, way_steps=steps)
             if v in best.calibrations and best.calibrations[v].handle is best.handles[v]:
                 calibrations[v] = replace(best.calibrations[v], handle=handles[v])
         fitted = [end for end in ends if end.candidates is not state.candidates]
@@ -213,19 +217,24 @@ class LookFurther:
     the right place. As long as a variable's calibration score is below `enough`, the next places in the order of the
     coarse coupling are tried, as many at a time as were kept, up to `most` more. What is left is named as untried.
     A `scout`, stages that end in a handle at little cost, goes to all of these places at once; then only the one where
-    it did best is looked into in all ways.
+    it did best is looked into in all ways. Output variables, of which no verdict asks more than where they are set, can
+    be given fewer ways, `outputs`, and are then not looked for further.
     """
 
     best: Best
     enough: float = 0.97
     most: int = 6
     scout: tuple[Stage, ...] = ()
+    outputs: tuple[int, ...] = ()
 
     def __call__(self, problem: Problem, state: State) -> State:
-        found, tried = self.best(problem, state), {v: list(state.places[v]) for v in problem.variables}
-        left = {v: [p for p in self._order(problem, state, v) if p not in tried[v]] for v in problem.variables}
+        outputs = self._outputs(problem.variables, problem.fit)
+        others = [v for v in problem.variables if v not in outputs]
+        found = self.best(problem.only(others), state) if others else replace(state, handles={})
+        tried = {v: list(state.places[v]) for v in others}
+        left = {v: [p for p in self._order(problem, state, v) if p not in tried[v]] for v in others}
         for _ in range(self.most):
-            wanting = [v for v in problem.variables if left[v] and self._score(found, v) < self.enough]
+            wanting = [v for v in others if left[v] and self._score(found, v) < self.enough]
             room = {v: self.most - (len(tried[v]) - len(state.places[v])) for v in wanting}
             wanting = [v for v in wanting if room[v] > 0]
             if not wanting:
@@ -244,13 +253,42 @@ class LookFurther:
         handles = {v: noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
         same = {v: c for v, c in found.calibrations.items() if c.handle is found.handles[v]}
         kept = {v: replace(c, handle=handles[v]) for v, c in same.items()}
-        return replace(found, handles=handles, calibrations=kept)
+        found = replace(found, handles=handles, calibrations=kept)
+        return self._with_outputs(problem.only(outputs), state, found) if outputs else found
+
+    def _outputs(self, variables: Iterable[str], fit: BankRecording) -> list[str]:
+        """The variables that get fewer ways."""
+        return [v for v in variables if fit.bank.power(v).is_output] if self.outputs else []
+
+    def _with_outputs(self, problem: Problem, state: State, found: State) -> State:
+        """What was found, and what the fewer ways find of the output variables."""
+        fewer = self.best.among(self.outputs, problem, state)
+        return replace(
+            found,
+            places={**found.places, **fewer.places},
+            handles={**found.handles, **fewer.handles},
+            profile=best_of(found.profile, fewer.profile),
+            capacity=best_of(found.capacity, fewer.capacity),
+        )
 
     def forecast(self, ahead: Forecast) -> None:
+        """Output variables are counted by themselves, on fewer ways."""
+        places, outputs = ahead.open, self._outputs(ahead.open, ahead.scene.fit)
+        if outputs:
+            ahead.open = {v: dict(own) if v in outputs else {} for v, own in places.items()}
+            self.best.only(self.outputs).forecast(ahead)
+        ahead.open = {v: {} if v in outputs else dict(own) for v, own in places.items()}
+        if len(outputs) < len(places):
+            self._forecast(ahead)
+        ahead.open = {v: dict(own) for v, own in places.items()}
+        ahead.narrow(1)
+
+    def _forecast(self, ahead: Forecast) -> None:
         if ahead.case == "highest":  # nothing was good enough until the budget was spent
             at = {v: dict(own) for v, own in ahead.open.items()}
-            further = min(self.most, len(ahead.scene.shape.places) - min(map(len, at.values())))
-            for _ in range(-(-further // max(1, *map(len, at.values())))):
+            first = max(map(len, at.values()))
+            further = min(self.most, len(ahead.scene.shape.places) - first)
+            for _ in range(-(-further // max(1, first))):
                 if self.scout:
                     ahead.walk(self.scout)
                 else:
