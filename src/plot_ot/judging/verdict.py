@@ -267,8 +267,14 @@ def _sentence(
         )
     if status is Status.UNDECIDED:
         open_gates = [gate for gate in table if gate.answer is Answer.CANNOT_SAY]
+        whole = ""
+        if any(gate.name == "works" and gate.fails for gate in table):
+            whole = (
+                f"the handle does not carry the whole variable (it is right on at most {accuracy.high:.0%} of the "
+                f"discriminating pairs), and whether it carries a part of it is open: "
+            )
         return (
-            f"{variable}: undecided with these pairs ({where}): {'; '.join(x.sentence for x in open_gates)}. "
+            f"{variable}: undecided with these pairs ({where}): {whole}{'; '.join(x.sentence for x in open_gates)}. "
             f"{_wanted(g.deciding(open_gates))} {also}"
         )
     reasons = "; ".join(gate.sentence for gate in table if gate.fails)
