@@ -311,7 +311,7 @@ def test_random_handles_are_searched_for_judged_variables_only(bench, monkeypatc
 
     def q_is_the_output(bank: Bank, variable: str) -> Power:
         found = power(bank, variable)
-        return replace(found, against_source=0) if variable == "q" else found
+        return replace(found, against_source=0, unlike_source=0) if variable == "q" else found
 
     monkeypatch.setattr(Bank, "power", q_is_the_output)
     method, _, state = given(bench)
