@@ -485,3 +485,4 @@ def test_handles_that_run_together_are_as_right_as_each_alone(recording, candida
     handles = [calibrate(recording, [candidates[0]], "p", search, READOUT).handle for search in searches]
     together = correct_all(recording, handles, READOUT)
     assert torch.equal(together, torch.stack([correct(recording, h, READOUT) for h in handles]))
+    assert torch.equal(correct_all(recording, handles[:1], READOUT), together[:1])

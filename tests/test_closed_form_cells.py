@@ -14,7 +14,16 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import respond
 from plot_ot.errors import PlotError
 from plot_ot.signatures import as_readout
-from plot_ot.stages.closed_form import RULES, ClosedForm, barycentric, cell_shift, cell_variables, contrastive, leading
+from plot_ot.stages.closed_form import (
+    RULES,
+    ClosedForm,
+    barycentric,
+    cell_shift,
+    cell_variables,
+    contrastive,
+    finest_shift,
+    leading,
+)
 from plot_ot.stages.problem import Problem, State
 from plot_ot.stages.ridge import Differences
 from plot_ot.subjects import BankRecording, MLPSubject, record
@@ -110,6 +119,19 @@ def test_without_an_input_in_the_swapped_cell_there_is_no_shift():
         assert cell_shift(fit, fit.subject.places[0], "p", ("q", "r")) is None
     known, _ = cell_shift(fit, fit.subject.places[0], "p", ())
     assert known.tolist() == [0]
+
+
+def test_the_finest_shift_is_by_the_most_variables_whose_cells_are_known(fit):
+    place, rules = fit.subject.places[0], ((), ("q",), ("q", "r", "pair"))
+    shifts = [cell_shift(fit, place, "p", others) for others in rules]
+    shares = [len(known) / len(fit) for known, _ in shifts]
+    assert shares == sorted(shares, reverse=True)
+    for least in (0.0, *shares, 1.1):
+        enough = [k for k, share in enumerate(shares) if share >= least]
+        known, shift = shifts[max(enough, default=0)]  # the coarsest, where none is enough
+        found, moved = finest_shift(fit, place, "p", least)
+        assert torch.equal(found, known)
+        assert torch.equal(moved, shift)
 
 
 # -- maps -----------------------------------------------------------------------------------------------------
