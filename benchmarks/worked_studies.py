@@ -153,7 +153,7 @@ def main() -> None:
             for name in args.studies:
                 path = args.out / f"{name}-{seed}.json"
                 if not path.exists():
-                    write_atomically(path, json.dumps(unit(name, seed), indent=1))
+                    write_atomically(path, json.dumps(unit(name, seed), indent=1).encode())
     units = list(done(args.out))
     figure(units, args.results / "figures" / "worked.png")
     made_at = ", ".join(sorted({u["version"] for u in units}))
