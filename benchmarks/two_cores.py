@@ -68,6 +68,26 @@ def child(model: str, prompts: int, repeats: int, part: int, parts: int) -> None
         print(time.process_time() - start, flush=True)
 
 
+PRODUCTS = {"256 x 576 x 1536 (SmolLM2's own)": (256, 576, 1536, 800), "1500 x 1500 x 1500": (1500, 1500, 1500, 12)}
+"""Rows, inner and outer width of a matrix product, and how often it is run."""
+
+
+def products(rounds: int) -> dict[str, dict[str, float]]:
+    """The fastest seconds of plain matrix products on one and on two threads: what two cores can give at most."""
+    found = {}
+    for name, (rows, inner, outer, times) in PRODUCTS.items():
+        left, right = torch.randn(rows, inner), torch.randn(inner, outer)
+        taken: dict[int, list[float]] = {1: [], 2: []}
+        for threads in (1, 2) * (rounds + 1):  # the first round warms up
+            torch.set_num_threads(threads)
+            start = time.perf_counter()
+            for _ in range(times):
+                left @ right
+            taken[threads].append(time.perf_counter() - start)
+        found[name] = {"one": min(taken[1][1:]), "two": min(taken[2][1:])}
+    return found
+
+
 def measure(model: str, prompts: int, repeats: int, rounds: int) -> dict[str, dict[str, float]]:
     """Medians over rounds of seconds by the wall clock and of the CPU, for every way."""
     crews = {
@@ -91,7 +111,8 @@ def measure(model: str, prompts: int, repeats: int, rounds: int) -> dict[str, di
 def page(found: dict[str, dict[str, object]]) -> list[str]:
     """The table of all models."""
     rows = []
-    for model, r in found.items():
+    alone = found.get("products", {})
+    for model, r in ((name, r) for name, r in found.items() if name != "products"):
         ways = r["ways"]
         assert isinstance(ways, dict)
         one = ways["one thread"]
@@ -99,18 +120,28 @@ def page(found: dict[str, dict[str, object]]) -> list[str]:
             faster, more = one["wall"] / s["wall"], s["cpu"] / one["cpu"]
             rows.append([model, way, f"{s['wall']:.2f}", f"{s['cpu']:.2f}", f"{faster:.2f}", f"{more:.2f}"])
     made = "; ".join(
-        f"{model}: `{r['command']}` at commit {r['commit']}, load {r['load']:.0f}" for model, r in found.items()
+        f"{model}: `{r['command']}` at commit {r['commit']}, load {r['load']:.0f}"
+        for model, r in found.items()
+        if model != "products"
     )
+    bare = [[name, f"{s['one'] / s['two']:.2f}"] for name, s in alone.items() if isinstance(s, dict)]
+    here = machine()
     return [
         "# Two cores: threads or processes",
         "",
-        "Recording prompts of multiple choice as a filter does, after everything was loaded; medians over rounds in "
-        "which the ways take turns. `faster` is by the wall clock, against one thread. On a machine that others use, "
-        "as this one was, that says little; CPU seconds say more: what they exceed those of one thread by is waiting.",
+        "Is a recording faster with two threads of one process, or with two processes that have half of the prompts "
+        "each? Prompts of multiple choice are recorded as a filter does, after everything was loaded; medians over "
+        "rounds in which the ways take turns. `faster` is by the wall clock, against one thread. What CPU seconds "
+        "exceed those of one thread by is waiting, or beginnings of prompts that both processes run.",
         "",
         *markdown(["model", "way", "wall s", "CPU s", "faster", "CPU, of one thread's"], rows),
         "",
-        f"Made on {machine()} by {made}.",
+        "How much faster are plain matrix products on two threads? The first has the size of those in a recording of "
+        "SmolLM2: it is the bound for everything that is made of such products.",
+        "",
+        *markdown(["product", "faster on two threads"], bare),
+        "",
+        f"Made by {made} ({here['cpu']}, {here['cores']} cores).",
         "",
     ]
 
@@ -128,6 +159,7 @@ def main() -> None:
     args = parser.parse_args()
     store = args.results / "two_cores.json"
     found = json.loads(store.read_text()) if store.exists() else {}
+    found["products"] = products(args.rounds)
     for model in args.models:
         ways = measure(model, args.prompts, 1 if model == "smollm2" else 10, args.rounds)
         command = f"python benchmarks/two_cores.py --models {model} --prompts {args.prompts} --rounds {args.rounds}"
