@@ -375,6 +375,12 @@ def test_the_sentence_of_every_status(bench):
     assert str(undecided) == undecided.sentence
 
 
+def test_a_rebuilt_handle_shows_a_part_only_if_it_keeps_half_of_what_the_handle_did(bench):
+    low = dict.fromkeys(("copied", "random", "patch", "elsewhere"), 0.05)
+    said = [bench.verdict(handle=0.7, rebuilt=rebuilt, **low).status for rebuilt in (0.45, 0.3)]
+    assert said == [IN_PART, DECODABLE]
+
+
 def test_the_gap_that_a_handle_closes_counts_from_the_best_control(bench):
     for best in ("copied", "random", "patch"):
         shares = {"copied": 0.1, "random": 0.1, "patch": 0.1, "elsewhere": 0.1} | {best: 0.4}
