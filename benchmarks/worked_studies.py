@@ -104,7 +104,7 @@ def rows(units: list[Json]) -> list[str]:
         for v, found in u["variables"].items():
             evidence = found["evidence"]
             interval = "" if found["interval"] is None else " [{:.3f}, {:.3f}]".format(*found["interval"])
-            where = f"{', '.join(found['places'])}: {found['size']} directions"
+            where = f"{', '.join(found['places'])}: {found['size']} direction{'s' * (found['size'] > 1)}"
             table.append(
                 [
                     f"`{u['study']}`",
@@ -127,11 +127,13 @@ def figure(units: list[Json], target: Path) -> None:
         for u in (u for u in units if u["study"] == name):
             for k, (variable, found) in enumerate(u["variables"].items()):
                 points = sorted((layer, score) for _, layer, score, _, _ in found["profile"])
-                axis.plot(*zip(*points, strict=True), color=f"C{k}", marker=".", linewidth=1, label=variable)
+                axis.plot(
+                    *zip(*points, strict=True), color=f"C{k}", marker="o", markersize=3.5, linestyle="", label=variable
+                )
         handles, labels = axis.get_legend_handles_labels()
         first = {label: line for line, label in zip(handles, labels, strict=True)}
         axis.legend(first.values(), first.keys(), frameon=False, fontsize=8)
-        axis.set(title=name, xlabel="block", ylim=(0.2, 1.02))
+        axis.set(title=name, xlabel="block", xlim=(-1, 30), ylim=(0.2, 1.02))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("calibration score")
     made.tight_layout()
