@@ -56,6 +56,7 @@ class Scores:
     size: int = 1
 
     def __call__(self, problem: Problem, state: State) -> State:
+        assert set(state.places) == set(problem.variables)  # others' places would be measured as well
         self.looked.append({v: [p.name for p in state.places[v]] for v in problem.variables})
         handles, profile, calibrations = {}, {}, {}
         for v in problem.variables:

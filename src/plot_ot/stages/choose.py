@@ -230,7 +230,7 @@ class LookFurther:
     def __call__(self, problem: Problem, state: State) -> State:
         outputs = self._outputs(problem.variables, problem.fit)
         others = [v for v in problem.variables if v not in outputs]
-        found = self.best(problem.only(others), state) if others else replace(state, handles={})
+        found = self.best(problem.only(others), _open_to(state, others)) if others else replace(state, handles={})
         tried = {v: list(state.places[v]) for v in others}
         left = {v: [p for p in self._order(problem, state, v) if p not in tried[v]] for v in others}
         for _ in range(self.most):
@@ -262,7 +262,7 @@ class LookFurther:
 
     def _with_outputs(self, problem: Problem, state: State, found: State) -> State:
         """What was found, and what the fewer ways find of the output variables."""
-        fewer = self.best.among(self.outputs, problem, state)
+        fewer = self.best.among(self.outputs, problem, _open_to(state, problem.variables))
         return replace(
             found,
             places={**found.places, **fewer.places},
@@ -320,6 +320,11 @@ class LookFurther:
 
     def _score(self, state: State, variable: str) -> float:
         return float(state.handles[variable].chosen["calibration_score"])
+
+
+def _open_to(state: State, variables: Iterable[str]) -> State:
+    """The state with only the places that are open to some variables: nothing is measured at the others'."""
+    return replace(state, places={v: state.places[v] for v in variables})
 
 
 def _with_variable(state: State, other: State, variable: str) -> State:
