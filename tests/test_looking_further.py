@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from plot_ot.abstract.banks import Bank, Power
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
@@ -20,7 +23,7 @@ from plot_ot.stages.choose import Best, Calibrate, LookFurther
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Calibration, Candidate, Problem, State
-from plot_ot.subjects import ModuleSubject, Place, record
+from plot_ot.subjects import MLPSubject, ModuleSubject, Place, record
 from plot_ot.transport import from_scores
 from truth.kinds import gate_pair
 from truth.known import Known, draw_splits
@@ -476,3 +479,40 @@ def test_the_large_grid_is_for_places_of_one_token(names, points):
     [best] = [stage for stage in progressive(places, 2).stages if isinstance(stage, Best)]
     searches = {stage.search for way in best.ways for stage in way if isinstance(stage, Calibrate)}
     assert {len(s.sizes) * len(s.strengths) for s in searches} == {points}
+
+
+def test_a_wide_network_is_scouted_in_every_place_and_its_output_variable_in_none_but_those_kept():
+    """Six places of width 80. Nothing is ever good enough here, so every place is looked into."""
+    causal = CausalModel(
+        list("abcd"),
+        {"bit": lambda b: b, "left": lambda a, bit: a & bit, "out": lambda left, c, d: 2 * left + (c ^ d), "y": _same},
+        "y",
+    )
+    rows = torch.cartesian_prod(*[torch.arange(2)] * 4)
+    torch.manual_seed(1000)
+    widths = [4, *[80] * 6]
+    layers = [x for i, o in pairwise(widths) for x in (nn.Linear(i, o), nn.ReLU())]
+    net = nn.Sequential(*layers, nn.Linear(80, 4))
+    optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
+    for _ in range(200):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(net(rows.float()), causal.answer(rows)).backward()
+        optimiser.step()
+    bank = Bank.from_pairs(causal, rows.repeat_interleave(16, dim=0), rows.repeat(16, 1))
+    fit, calibration = record(MLPSubject(net), bank, bank)
+    problem = Problem(fit.subject, fit, calibration, ("bit", "left", "out"), as_readout("softmax"))
+    never = [
+        replace(s, enough=2.0) if isinstance(s, LookFurther) else s for s in progressive(fit.subject.places, 3).stages
+    ]
+    state, _ = Method("plot", "", tuple(never)).run(problem)
+    assert fit.bank.power("out").is_output
+    for v in ("bit", "left"):
+        assert len(state.profile[v]) == 6
+        assert state.handles[v].chosen["untried"] == []
+    assert state.handles["left"].chosen["calibration_score"] == pytest.approx(1.0)
+    assert "untried" not in state.handles["out"].chosen
+    assert state.handles["out"].chosen["calibration_score"] == pytest.approx(1.0)
+
+
+def _same(out: torch.Tensor) -> torch.Tensor:
+    return out
