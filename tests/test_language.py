@@ -152,6 +152,15 @@ def test_unknown_options_are_refused(options, words):
         MultipleChoice(**options)
 
 
+def test_full_das_runs_at_every_nth_block_and_at_those_that_are_named():
+    for name in ("das", "das-natural"):
+        [stage] = MultipleChoice(das_every=3, das_also=(1, 2)).methods()[name].stages
+        das = stage if name == "das" else stage.ways[0][0]
+        assert (das.every, das.also) == (3, ("block_output.1", "block_output.2"))
+    with pytest.raises(PlotError, match="also to run at block 6; the model has blocks 0 to 5"):
+        MultipleChoice(das_also=(6,)).methods()
+
+
 def test_an_embedded_net_takes_no_adapter():
     with pytest.raises(PlotError, match="takes no adapter"):
         _ = MultipleChoice(adapter="planted").language_model

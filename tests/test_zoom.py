@@ -235,6 +235,12 @@ def test_every_second_place_is_counted_from_the_last(problem):
     assert {h.edits[0].place.name for h in state.handles.values()} == {"layer2"}
 
 
+def test_das_also_trains_at_the_places_that_are_named(problem):
+    sparse = TrainDas((1,), DasSpec(most=5), every=2, also=("layer1",))
+    state, _ = Method("sparse", "", (sparse,)).run(problem)
+    assert {p for h in state.handles.values() for p in h.chosen["by_support"]} == {"layer1", "layer2"}
+
+
 def test_a_method_remembers_what_every_stage_made_of_its_couplings(problem):
     state = zoomed(problem, blocks(1), dimensions=(1,))
     coarse, fine = state.trail

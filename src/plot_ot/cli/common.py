@@ -169,7 +169,7 @@ def memory_bytes(gigabytes: float) -> int:
     return int(gigabytes * 1e9)
 
 
-def layer_numbers(text: str) -> list[int]:
+def layer_numbers(text: str, option: str = "--layers") -> list[int]:
     """10-12,20 -> 10, 11, 12, 20."""
     found: list[int] = []
     try:
@@ -177,5 +177,5 @@ def layer_numbers(text: str) -> list[int]:
             low, _, high = part.strip().partition("-")
             found += range(int(low), int(high or low) + 1)
     except ValueError:
-        raise PlotError(f"--layers is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
+        raise PlotError(f"{option} is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None
     return found

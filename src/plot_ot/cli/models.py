@@ -30,6 +30,7 @@ from plot_ot.cli.common import (
     Threads,
     Workers,
     console,
+    layer_numbers,
     memory_bytes,
 )
 from plot_ot.cli.run import app, finish
@@ -48,6 +49,7 @@ Calibration = Annotated[str, typer.Option(help="Pairs to choose on: 'balanced', 
 Grid = Annotated[str, typer.Option(help="(ε, β): each variable's 'own', or one 'shared' by all.")]
 HintRule = Annotated[str, typer.Option("--hint", help="DAS sizes around a handle's: 'paper' or 'practice'.")]
 DasEvery = Annotated[int, typer.Option(min=1, help="Run full DAS at every n-th block only.")]
+DasAlso = Annotated[str | None, typer.Option(help="Run it at these blocks, too: 17-25 or 3,5,7.")]
 DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
 DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
 Fit = Annotated[int, typer.Option(help="Fit pairs.")]
@@ -73,6 +75,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
         grid: Grid = "own",
         hint: HintRule = "paper",
         das_every: DasEvery = 1,
+        das_also: DasAlso = None,
         das_sizes: DasSizes = 11,
         das_epochs: DasEpochs = 40,
         fit: Fit = 200,
@@ -115,6 +118,7 @@ def study_command(task: str, usual: str, reads_files: bool = False) -> Callable[
             grid,
             hint,
             das_every,
+            tuple(layer_numbers(das_also, "--das-also")) if das_also else (),
             das_sizes,
             das_epochs,
             dtype,

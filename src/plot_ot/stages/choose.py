@@ -461,6 +461,8 @@ class TrainDas:
     """Start at the directions of the handles found so far, where they are at the same place."""
     every: int = 1
     """Only at every n-th place, counted from the last."""
+    also: tuple[str, ...] = ()
+    """Names of places where to train besides these."""
     inside: str = "place"
     """Rotate the whole `place`; the `frame` of the handle found there (PLOT-PCA-DAS: R_Z Q); or only the directions
     that handle uses, its `support`."""
@@ -474,7 +476,7 @@ class TrainDas:
         with problem.clock.part("das"):
             places = problem.subject.places
             for n, place in enumerate(places):
-                if (len(places) - 1 - n) % self.every:
+                if not self._here(n, places):
                     continue
                 # variables with one room and one list of sizes are trained as one batch
                 groups: dict[tuple[int, tuple[int, ...]], tuple[Frame | None, list[str]]] = {}
@@ -497,7 +499,7 @@ class TrainDas:
         epochs = ahead.epochs_of(spec.least, spec.most)
         for n, p in enumerate(places):
             chance = sum(own.get(p, 0.0) for own in ahead.open.values())
-            if (len(places) - 1 - n) % self.every or not chance:
+            if not (chance and self._here(n, places)):
                 continue
             if isinstance(self.dimensions, Hint):
                 sizes = self.dimensions.sizes(p.width // 4, p.width - 1)  # how many there are, not which
@@ -510,6 +512,9 @@ class TrainDas:
             for k in trained:
                 ahead.train(p, chance * spec.restarts, epochs, spec.batch, together=together, rank=k)
             ahead.add("calibration", p, ahead.scene.calibration, 1, chance * len(sizes) * spec.restarts)
+
+    def _here(self, number: int, places: Sequence[Place]) -> bool:
+        return (len(places) - 1 - number) % self.every == 0 or places[number].name in self.also
 
     def _sizes(self, state: State, variable: str, room: int) -> tuple[int, ...]:
         if isinstance(self.dimensions, Hint):

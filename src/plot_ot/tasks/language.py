@@ -129,7 +129,9 @@ class LanguageTask(Task):
     hint: str = "paper"
     """The DAS hint rule: the `paper`'s factors, or those and the floor of the authors' `practice`."""
     das_every: int = 1
-    """Full DAS trains at every n-th block, counted from the last."""
+    """Full DAS trains at every n-th block, counted from the last,"""
+    das_also: tuple[int, ...] = ()
+    """and at these blocks."""
     das_sizes: int = len(SUBSPACES)
     """How many of the paper's subspace sizes DAS tries, evenly spread, the smallest and the whole block included."""
     das_epochs: int = 40
@@ -262,10 +264,13 @@ class LanguageTask(Task):
         def stage_a(transport: Transport = STAGE_A) -> tuple[Any, ...]:
             return Localize((whole_places,), transport, spec), SelectPlaces(shortlist, grid=self.grid)
 
+        if wrong := [b for b in self.das_also if not 0 <= b < depth]:
+            raise PlotError(f"DAS is also to run at block {wrong[0]}; the model has blocks 0 to {depth - 1}.")
         every = scaled(SUBSPACES, width)
         picked = [every[round(k * (len(every) - 1) / max(1, self.das_sizes - 1))] for k in range(self.das_sizes)]
         sizes = tuple(dict.fromkeys(min(k, width) for k in picked))
         das = TrainDas(sizes, DasSpec(batch=64, most=self.das_epochs, patience=8, improvement=0.02))
+        full = replace(das, every=self.das_every, also=tuple(f"block_output.{b}" for b in self.das_also))
         hint = Hint.paper() if self.hint == "paper" else Hint.practice(scaled((32,), width)[0])
         native = (
             Localize(tuple(blocks(r) for r in scaled(RESOLUTIONS, width)), STAGE_B, spec, coupling="place"),
@@ -322,13 +327,13 @@ class LanguageTask(Task):
             Method(
                 "das",
                 "full DAS: every block, every size (Algorithm 12)",
-                (replace(das, every=self.das_every),),
+                (full,),
                 kind=MethodKind.DAS,
             ),
             Method(
                 "das-natural",
                 "full DAS with a counterfactual-latent loss that keeps edited states natural",
-                (natural_das(replace(das, every=self.das_every)),),
+                (natural_das(full),),
                 kind=MethodKind.DAS,
             ),
             Method(
