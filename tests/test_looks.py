@@ -9,7 +9,8 @@ from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.engine import InProcess, record_shared
 from plot_ot.engine.growing import GrowingRecording
-from plot_ot.judging.intervals import Bootstrap, Interval, at_most, missing_at_most
+from plot_ot.judging.gates import KEEPS
+from plot_ot.judging.intervals import Bootstrap, Interval, at_least, at_most, missing_at_most
 from plot_ot.judging.status import Status
 from plot_ot.studies.looks import FIRST, SPENT, looks, settled
 from plot_ot.subjects.protocol import record
@@ -23,7 +24,7 @@ from truth.looking import CASES, Pairs, studies
 
 @pytest.mark.parametrize(
     ("most", "sizes"),
-    [(20, [20]), (80, [80]), (100, [64, 100]), (200, [64, 128, 200]), (1000, [64, 128, 256, 512, 1000])],
+    [(20, [20]), (50, [50]), (80, [40, 80]), (200, [40, 80, 200]), (1000, [40, 80, 160, 320, 640, 1000])],
 )
 def test_looks_double_and_spend_the_error_once(most, sizes):
     planned = looks(most)
@@ -187,7 +188,7 @@ def test_a_clear_variable_is_placed_at_the_first_look_and_every_input_runs_once(
     assert result.looks[0]["error"] == looks(200)[0].error
     assert len(ran) == len(set(ran)) < len(ROWS)
     assert not told  # there was nothing provisional
-    assert "one look with 64 pairs per bank" in str(result)
+    assert "one look with 40 pairs per bank" in str(result)
     fixed = plot_ot.localize(subject, HYPOTHESIS, ROWS, budget=60)
     assert fixed.looks == []
     assert fixed.config["size"] == 60
@@ -199,8 +200,8 @@ def test_a_no_is_told_as_provisional_and_said_again_with_more_pairs(monkeypatch,
     told = []
     result = plot_ot.localize(subject, HYPOTHESIS, ROWS, size=200, budget="auto", progress=told.append)
     assert {str(v.status) for v in result.verdicts.values()} == {"not localized"}
-    assert [look["pairs"] for look in result.looks] == [64, 128]
-    assert [t.config["size"] for t in told] == [64]
+    assert [look["pairs"] for look in result.looks] == [40, 80]
+    assert [t.config["size"] for t in told] == [40]
     assert len(ran) == len(set(ran))
     parts = [look["seconds"] for look in result.looks]
     assert result.seconds == pytest.approx(sum(parts)) == pytest.approx(sum(result.waited.values()))
@@ -208,6 +209,20 @@ def test_a_no_is_told_as_provisional_and_said_again_with_more_pairs(monkeypatch,
     again = plot_ot.Result.load(tmp_path / "run")
     assert again.looks == result.looks
     assert again.seconds == pytest.approx(result.seconds, abs=5)
+
+
+def test_a_look_never_tests_on_less_than_a_verdict_can_come_from():
+    for look in looks(1000):
+        inputs, (*_, tests) = round(0.4 * look.rows), look.sizes
+        with missing_at_most(look.error):
+            assert at_least(KEEPS) <= inputs <= tests / 2  # pairs of each family, more than one of an input
+
+
+def test_without_further_inputs_all_pairs_are_drawn_at_once(monkeypatch):
+    subject = plot_ot.MLPSubject(parity_net("ac", "bd"))
+    monkeypatch.setattr("plot_ot.localizing.settled", lambda now, before: False)
+    result = plot_ot.localize(subject, HYPOTHESIS, ROWS[:90], size=200, budget="auto", progress=False)
+    assert [look["pairs"] for look in result.looks] == [40, 200]
 
 
 def test_a_decoder_is_recorded_once_per_prompt(monkeypatch):

@@ -361,13 +361,15 @@ def answer_early(
     taken: list[Result] = []
     with shown(bool(progress), question.method.steps + OTHER_STEPS):
         for look in looks(most):
+            if banks.exhausted and not look.last:
+                continue  # with no further inputs, all pairs are drawn from these at once
             found = _look(question, banks, recording, look, waited, begun)
             if found is None:  # what it took is part of the next look
                 continue
             taken.append(found)
             waited, begun = {}, time.perf_counter()
             before = _statuses(taken[-2]) if len(taken) > 1 else {}
-            if look.last or banks.exhausted or settled(_statuses(found), before):
+            if look.last or settled(_statuses(found), before):
                 break
             tell(f"provisional, from {look.size} pairs: " + "; ".join(map(_short, found.verdicts.values())))
             if callable(progress):

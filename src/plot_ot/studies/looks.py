@@ -19,12 +19,13 @@ from plot_ot.judging.status import Status
 SPENT = 0.02
 """How often the interval that is reported may miss, all looks together: less than the 5 % of a single look, so that no
 more than one study in a hundred is called placed by mistake, also where the truth lies just below a bound."""
-FIRST = 64
+FIRST = 40
 """Fit pairs of the first look; the next ones have twice as many each."""
-TESTS = 4
-"""Test pairs per fit pair: a verdict mostly waits for these."""
-ROWS = 3
-"""Inputs per fit pair that a look draws its pairs from."""
+TESTS, MORE_TESTS = 4, 80
+"""Test pairs per fit pair, and besides. A search costs by its fit and calibration pairs; a verdict waits for test pairs,
+of which it needs so many however good the handle is."""
+ROWS, MORE_ROWS = 3, 80
+"""Inputs per fit pair that a look draws its pairs from, and besides."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Look:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Pairs for fitting, calibration and tests."""
-        return self.size, self.size, TESTS * self.size
+        return self.size, self.size, TESTS * self.size + MORE_TESTS
 
     @property
     def rows(self) -> int:
         """Inputs to draw them from."""
-        return ROWS * self.size
+        return ROWS * self.size + MORE_ROWS
 
 
 def looks(most: int) -> list[Look]:
