@@ -2,7 +2,7 @@
 
 python benchmarks/early_answers.py simulate --studies 500 --out runs/early       # per case, pair by pair, no networks
 python benchmarks/early_answers.py networks --seeds 1000 1007 --out runs/early   # planted and null networks, both ways
-python benchmarks/early_answers.py smollm2 --seeds 1000 1000 --out runs/early    # a planted adapter, both ways
+python benchmarks/early_answers.py smollm2 --seeds 1000 1000 --out runs/early    # planted adapters, and untouched
 python benchmarks/early_answers.py page --out runs/early                         # the tables, of all that is done
 
 Every unit is one small file in the out folder; what is there is not run again.
@@ -15,25 +15,31 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 import plot_ot
-from pages import markdown
+from pages import markdown, version
 from plot_ot.files.writing import Json, write_atomically
+from plot_ot.result import Result
+from plot_ot.tasks import IndirectObject, ioi_data
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from truth.campaigns import KINDS
 from truth.known import Known
 from truth.looking import CASES, studies
-from verdict_campaign import judged, share, smollm2
+from verdict_campaign import ADAPTERS, judged, share, smollm2
+from worked_studies import example
 
 PLANTED = ("plant", "quiet", "oblique", "neurons", "decoder layer")
 NULL = ("absent", "absent neurons", "absent decoder layer")
-ADAPTER, PAIRS = "planted-1000", 200
+PAIRS, INPUTS = 200, 500
 WAYS: dict[str, str | None] = {"one size": None, "auto": "auto"}
 
 
@@ -58,28 +64,85 @@ def simulate(count: int, out: Path, seed: int = 1000) -> None:
         print(f"{name}: {placed} of {count} placed, {found['covered']} intervals hold the truth", flush=True)
 
 
-def compare(group: str, kind: str, known: Known, out: Path) -> None:
+@dataclass(frozen=True)
+class Case:
+    """A question to `localize`, and what is said of a variable of its answer."""
+
+    subject: Any
+    hypothesis: Any
+    inputs: Any
+    size: int
+    said: Callable[[str, Result], Json]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def known_case(known: Known) -> Case:
+    """A network whose truth is known."""
+    return Case(known.subject, known.causal, known.rows, known.size, partial(judged, known))
+
+
+def as_said(variable: str, result: Result) -> Json:
+    """What is said of a variable that nobody knows the truth of."""
+    return {"status": str(result.verdicts[variable].status), "sentence": result.verdicts[variable].sentence}
+
+
+def names(seed: int) -> Case:
+    """Indirect objects on unmodified SmolLM2."""
+    rows = ioi_data.draw_rows(INPUTS, torch.Generator().manual_seed(seed))
+    return Case(IndirectObject().subject, ioi_data.causal_model(), rows, PAIRS, as_said)
+
+
+def verbs(seed: int) -> Case:
+    """Agreement in number and tense on unmodified SmolLM2, as in examples/verbs.py."""
+    study = example("verbs")
+    options = {"filter": "candidates"}
+    inputs = study.inputs(count=INPUTS, seed=seed)
+    return Case(plot_ot.load_subject("smollm2"), study.hypothesis, inputs, PAIRS, as_said, options)
+
+
+def adapter(seed: int, name: str) -> Case:
+    """SmolLM2 with an adapter that holds the pointer, or one that does not."""
+    return known_case(smollm2(seed, name, PAIRS))
+
+
+LARGE: dict[str, Callable[[int], Case]] = {
+    **{name: partial(adapter, name=name) for name in ADAPTERS},
+    "indirect objects": names,
+    "verbs": verbs,
+}
+"""Studies of SmolLM2, from a seed."""
+
+
+def compare(group: str, kind: str, seed: int, made: Callable[[], Case], out: Path) -> None:
     """One network, with banks of one size and with banks that grow."""
-    path = out / group / f"{kind.replace(' ', '-')}-{known.seed}.json"
+    path = out / group / f"{kind.replace(' ', '-')}-{seed}.json"
     if path.exists():
         return
-    found: Json = {"kind": kind, "seed": known.seed, "pairs": known.size, "ways": {}}
+    case = made()
+    found: Json = {"kind": kind, "seed": seed, "pairs": case.size, "version": version(), "ways": {}}
     for way, budget in WAYS.items():
         cpu = time.process_time()
         result = plot_ot.localize(
-            known.subject, known.causal, known.rows, seed=known.seed, size=known.size, budget=budget, progress=False
+            case.subject,
+            case.hypothesis,
+            case.inputs,
+            seed=seed,
+            size=case.size,
+            budget=budget,
+            progress=False,
+            **case.options,
         )
         found["ways"][way] = {
             "cpu": time.process_time() - cpu,
             "waited": dict(result.waited),
-            "variables": {v: judged(known, v, result) for v in known.truths},
+            "variables": {v: case.said(v, result) for v in result.verdicts},
             "looks": list(result.looks),
         }
     _write(path, found)
     told = {
         way: (round(w["cpu"], 1), [x["status"] for x in w["variables"].values()]) for way, w in found["ways"].items()
     }
-    print(f"{kind} {known.seed}: {told}", flush=True)
+    print(f"{kind} {seed}: {told}", flush=True)
 
 
 def networks(seeds: range, out: Path) -> None:
@@ -87,7 +150,11 @@ def networks(seeds: range, out: Path) -> None:
     for seed in seeds:
         for group, kinds in (("planted", PLANTED), ("null", NULL)):
             for kind in kinds:
-                compare(group, kind, KINDS[kind](seed), out)
+                compare(group, kind, seed, partial(_small, kind, seed), out)
+
+
+def _small(kind: str, seed: int) -> Case:
+    return known_case(KINDS[kind](seed))
 
 
 def _write(path: Path, found: Json) -> None:
@@ -133,7 +200,7 @@ def _compared(units: list[Json]) -> tuple[list[str], list[list[str]]]:
         for way in WAYS:
             done = [u["ways"][way] for u in mine]
             variables = [x for d in done for x in d["variables"].values()]
-            said = Counter(x["status"] for x in variables)
+            said, known = Counter(x["status"] for x in variables), [x for x in variables if "kept" in x]
             ends = Counter(
                 d["looks"][-1]["pairs"] if d["looks"] else u["pairs"] for u, d in zip(mine, done, strict=True)
             )
@@ -145,7 +212,7 @@ def _compared(units: list[Json]) -> tuple[list[str], list[list[str]]]:
                     f"{median(d['cpu'] for d in done):.1f}",
                     f"{sum(d['cpu'] for d in done):.0f}",
                     ", ".join(f"{status} {n}" for status, n in said.items()),
-                    share(sum(x["kept"] for x in variables), len(variables)),
+                    share(sum(x["kept"] for x in known), len(known)) if known else "-",
                     ", ".join(f"{pairs}: {n}" for pairs, n in sorted(ends.items())),
                 ]
             )
@@ -168,7 +235,8 @@ def main() -> None:
         networks(seeds, args.out)
     elif args.what == "smollm2":
         for seed in seeds:
-            compare("smollm2", ADAPTER, smollm2(seed, ADAPTER, PAIRS), args.out)
+            for kind, made in LARGE.items():
+                compare("smollm2", kind, seed, partial(made, seed), args.out)
     else:
         print("\n".join(page(args.out)))
 
