@@ -75,7 +75,7 @@ def page_module(tmp_path, monkeypatch) -> types.ModuleType:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr(
-        "plot_ot.judging.bench.RANDOM_HANDLES", 5
+        "plot_ot.judging.bench.RANDOM_HANDLES", 10
     )  # a control of every result; fewer draws change no sentence
     module = types.ModuleType("documentation_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
