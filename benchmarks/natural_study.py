@@ -29,7 +29,8 @@ from plot_ot.methods import Method, MethodKind
 from plot_ot.models.folders import default_cache
 from plot_ot.report.tables import mean_sd
 from plot_ot.stages.calibrate import correct
-from plot_ot.stages.choose import Best, TrainDas
+from plot_ot.stages.choose import TrainDas
+from plot_ot.stages.ways import Best
 from plot_ot.studies.study import Study
 from plot_ot.studies.task import SeedFailed, Task
 from plot_ot.tasks import BinaryAddition, HierarchicalEquality

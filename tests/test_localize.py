@@ -14,9 +14,10 @@ from plot_ot.methods import COARSE, FINE, Method
 from plot_ot.report.payload import payload
 from plot_ot.sites import neurons, whole_places
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Best, Calibrate, SelectPlaces
+from plot_ot.stages.choose import Calibrate, SelectPlaces
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize
+from plot_ot.stages.ways import Best
 from plot_ot.transport import Degeneracy
 
 ROWS = torch.cartesian_prod(*[torch.arange(2)] * 8)

@@ -19,10 +19,11 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.methods import LITERAL, Method, MethodKind, better, pick, progressive
 from plot_ot.signatures import as_readout
 from plot_ot.sites import whole_places
-from plot_ot.stages.choose import Best, Calibrate, LookFurther
+from plot_ot.stages.choose import Calibrate
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Calibration, Candidate, Problem, State
+from plot_ot.stages.ways import Best, LookFurther
 from plot_ot.subjects import MLPSubject, ModuleSubject, Place, record
 from plot_ot.transport import from_scores
 from truth.kinds import gate_pair

@@ -13,10 +13,11 @@ from plot_ot.files.run_reading import read_run
 from plot_ot.methods import Method, random_like
 from plot_ot.sites import blocks, whole_places
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Best, Calibrate, SelectPlaces, TrainDas
+from plot_ot.stages.choose import Calibrate, SelectPlaces, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize
 from plot_ot.stages.random_search import RankAtRandom
+from plot_ot.stages.ways import Best
 from plot_ot.studies.study import Study
 from plot_ot.tasks import HierarchicalEquality
 from plot_ot.transport import Transport

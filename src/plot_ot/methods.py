@@ -13,12 +13,13 @@ from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages import random_search
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Best, Calibrate, Hint, LookFurther, SelectPlaces, SelectTokens, TrainDas, noting
+from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Clock, Problem, Stage, State, advance
+from plot_ot.stages.ways import Best, LookFurther, noting
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
 

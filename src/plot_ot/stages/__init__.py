@@ -2,7 +2,7 @@
 
 from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
 from plot_ot.stages.calibrate import Search, correct, pair_weights, scored
-from plot_ot.stages.choose import Best, Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
+from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites
 from plot_ot.stages.descent import Adam, DasSpec, descend
@@ -10,6 +10,7 @@ from plot_ot.stages.masks import MaskSpec, TrainMask
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.prefilter import Prefilter, rank_correlation
 from plot_ot.stages.problem import Calibration, Candidate, Clock, Problem, Stage, State
+from plot_ot.stages.ways import Best
 
 __all__ = [
     "Adam",

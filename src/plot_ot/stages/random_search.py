@@ -12,10 +12,11 @@ from itertools import count
 
 import torch
 
-from plot_ot.stages.choose import Best, Calibrate, LookFurther, SelectTokens
+from plot_ot.stages.choose import Calibrate, SelectTokens
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, open_places, weightings
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Candidate, Problem, Stage, State
+from plot_ot.stages.ways import Best, LookFurther
 from plot_ot.subjects import Place
 from plot_ot.transport import from_scores
 

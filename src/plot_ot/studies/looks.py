@@ -22,8 +22,8 @@ more than one study in a hundred is called placed by mistake, also where the tru
 FIRST = 40
 """Fit pairs of the first look; the next ones have twice as many each."""
 TESTS, MORE_TESTS = 4, 80
-"""Test pairs per fit pair, and besides. A search costs by its fit and calibration pairs; a verdict waits for test pairs,
-of which it needs so many however good the handle is."""
+"""Test pairs per fit pair, and besides. A search costs by its fit and calibration pairs; a verdict waits for test
+pairs, of which it needs a number however good the handle is."""
 ROWS, MORE_ROWS = 3, 80
 """Inputs per fit pair that a look draws its pairs from, and besides."""
 
