@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -27,10 +28,12 @@ TEMPLATE = "Question: A {noun} is {colour}. What color is a {noun}?\n" + "".join
 )
 
 
-def multiple_choice() -> plot_ot.Hypothesis:
-    """AnswerPointer and AnswerToken, with the options' symbols and periods as named tokens."""
-    tokens = {f"symbol{k}": f"{{s{k}}}" for k in range(4)} | {f"period{k}": f"{{s{k}}}." for k in range(4)}
-    h = plot_ot.Hypothesis(template=TEMPLATE + "Answer:", positions=tokens, name="mcqa-tokens")
+SYMBOLS = {f"symbol{k}": f"{{s{k}}}" for k in range(4)} | {f"period{k}": f"{{s{k}}}." for k in range(4)}
+
+
+def multiple_choice(tokens: Mapping[str, str] = SYMBOLS) -> plot_ot.Hypothesis:
+    """AnswerPointer and AnswerToken, with named tokens: by default the options' symbols and periods."""
+    h = plot_ot.Hypothesis(template=TEMPLATE + "Answer:", positions=dict(tokens), name="mcqa-tokens")
 
     @h.variable
     def answer_pointer(colour, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
