@@ -176,6 +176,25 @@ def swapped(made: Recording) -> Tensor:
     return respond(made, [EditBatch(place, Frame.identity(place.width), torch.ones(1, place.width))])
 
 
+@pytest.mark.parametrize("bases", [[], [7], [0, 20], list(range(24))], ids=len)
+@pytest.mark.parametrize("options", [{}, {"positions": {"early": position}}], ids=["last token", "an earlier one, too"])
+def test_however_few_rows_of_a_batch_are_bases_each_resumes_as_a_plain_pass_does(bases, options, monkeypatch):
+    """One base among several rows was once taken for all of them."""
+    small_passes(monkeypatch, tokens=60)
+    model, rows = network("qwen2"), torch.tensor(bases, dtype=torch.long)
+    subject = subject_of(model, **options)
+    store = subject.record(ROWS, rows)
+    expected = torch.stack([oracle(model, int(r), {}) for r in ROWS[:, 0]])
+    assert relative(store.outputs, as_answers(expected)) < 1e-5
+    if not bases:
+        return
+    made, place = Recording(subject, store, rows, rows.flip(0)), subject.places[0]
+    assert isinstance(_pages(made), NodePages)
+    states = zip(bases, made.source_at(place), strict=True)
+    whole = [oracle(model, b, {place.name: lambda _, a=a: a}) for b, a in states]
+    assert relative(swapped(made)[0], as_answers(torch.stack(whole))) < 2e-5
+
+
 def test_keys_and_values_by_node_go_to_a_file_and_come_back(monkeypatch):
     small_passes(monkeypatch)
     pairs = ROWS[::2], ROWS[1::2]

@@ -165,8 +165,8 @@ class PrefixCache:
 
     def batch(self, rows: Int[Tensor, " batch"], real: Bool[Tensor, "batch tokens"]) -> PrefixBatch | None:
         """Start to keep what a forward pass over these rows shows; None where none of them is a base."""
-        inside = (self.slots[rows] >= 0).nonzero().squeeze(1)
-        return PrefixBatch(self, self.slots[rows][inside], inside, real) if len(inside) else None
+        slots = self.slots[rows]
+        return PrefixBatch(self, slots, real) if bool((slots >= 0).any()) else None
 
     def pages(self, layer: int, shape: Sequence[int], like: Tensor, key_width: int) -> Any:
         """A layer's pages, at first empty: by slot, or by node where there are nodes."""
@@ -268,9 +268,11 @@ def seen_at_the_end(
 class PrefixBatch:
     """The bases among the rows of one forward pass, while it runs."""
 
-    def __init__(self, cache: PrefixCache, slots: Tensor, inside: Tensor, real: Bool[Tensor, "batch tokens"]) -> None:
-        self.cache, self.slots, self.real = cache, slots, real
-        self.inside = slice(None) if len(inside) == len(real) else inside
+    def __init__(self, cache: PrefixCache, slots: Int[Tensor, " rows"], real: Bool[Tensor, "called tokens"]) -> None:
+        """`slots` of the rows of the pass, -1 where a row is no base; `real` tokens as blocks are called with them."""
+        bases = (slots >= 0).nonzero().squeeze(1)
+        self.cache, self.slots, self.real = cache, slots[bases], real
+        self.inside = slice(None) if len(bases) == len(slots) else bases
         self.padded = not bool(real.all())
         self._seen = Sight(real)
 

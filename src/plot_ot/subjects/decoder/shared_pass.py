@@ -198,11 +198,9 @@ class NodeKeeper(PrefixBatch):
     """Keeps, by node, what bases need, wherever among the rows a base is: others may own the nodes that it shares."""
 
     def __init__(self, cache: PrefixCache, nodes: KeptNodes, rows: Int[Tensor, " rows"], batch: TrieBatch) -> None:
-        slots = cache.slots[rows]
-        inside = (slots >= 0).nonzero().squeeze(1)
-        super().__init__(cache, slots[inside], inside, torch.ones_like(batch.ids, dtype=torch.bool))
+        super().__init__(cache, cache.slots[rows], torch.ones_like(batch.ids, dtype=torch.bool))
         self.nodes, self.batch = nodes, batch
-        self._lines = batch.lines_of[inside, -min(cache.tail, batch.lines_of.shape[1]) :]
+        self._lines = batch.lines_of[self.inside, -min(cache.tail, batch.lines_of.shape[1]) :]
         self._first, self._kept = nodes.among(batch.nodes.start, batch.nodes.stop)
 
     def lines(self, layer: int, new: Float[Tensor, "nodes groups both"], key_width: int) -> None:
