@@ -28,6 +28,7 @@ from plot_ot.handles import Handle
 from plot_ot.judging.controls import random_subspaces
 from plot_ot.methods import Method, random_progressive
 from plot_ot.studies.study import Study
+from plot_ot.studies.task import SeedFailed
 from plot_ot.subjects import Subject
 from plot_ot.tasks import TASKS
 
@@ -110,8 +111,13 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows: list[list[str]] = []
+    failed: list[str] = []
     for kind, seed in product(args.kinds, args.seeds):
-        net = studied(kind, seed, args.cache) if kind in METHODS else built(kind, seed)
+        try:
+            net = studied(kind, seed, args.cache) if kind in METHODS else built(kind, seed)
+        except SeedFailed as e:
+            failed.append(f"{kind}, seed {seed}: {e}")
+            continue
         generator = torch.Generator().manual_seed(seed)
         inputs = net.inputs[torch.randperm(len(net.inputs), generator=generator)[:200]]
         first = next(iter(net.handles.values()))
@@ -127,7 +133,7 @@ def main() -> None:
                 print(rows[-1], flush=True)
     lines = [*counts(rows), "", *markdown(["handles", "seed", "variable", "ours", *METRICS, "theirs"], rows), ""]
     command = f"python benchmarks/outside_judge.py {' '.join(args.kinds)} --seeds {' '.join(map(str, args.seeds))}"
-    lines += [f"Made by `{command}` at {version()}."]
+    lines += [f"Made by `{command}` at {version()}. Not trained to the end: {'; '.join(failed) or 'none'}.", ""]
     if args.page:
         write_tables(args.page, lines)
     print("\n".join(lines))
