@@ -1,5 +1,7 @@
 """Prompts that begin alike run as a trie: the same numbers as plain passes, for every family that can be resumed."""
 
+import random
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -193,6 +195,48 @@ def test_however_few_rows_of_a_batch_are_bases_each_resumes_as_a_plain_pass_does
     states = zip(bases, made.source_at(place), strict=True)
     whole = [oracle(model, b, {place.name: lambda _, a=a: a}) for b, a in states]
     assert relative(swapped(made)[0], as_answers(torch.stack(whole))) < 2e-5
+
+
+def random_trie(seed: int) -> tuple[list[list[int]], list[int], int, dict[str, object]]:
+    """Prompts that branch anywhere, some of them bases; the tokens of a pass; and options of a subject."""
+    r = random.Random(seed)
+    stems = [[r.randrange(3, VOCABULARY) for _ in range(r.randint(1, 10))] for _ in range(r.randint(1, 3))]
+    prompts = []
+    for _ in range(r.randint(2, 20)):
+        stem = r.choice(stems)
+        prompts.append(stem[: r.randint(1, len(stem))] + [r.randrange(3, VOCABULARY) for _ in range(r.randint(0, 5))])
+    bases = sorted(r.sample(range(len(prompts)), r.randint(0, len(prompts))))
+    options: dict[str, object] = {"memory": 1} if r.random() < 0.2 else {}
+    if r.random() < 0.3:
+        options["layers"] = [1, 3]
+    if r.random() < 0.5:
+        at = r.randint(0, 4)
+        options["positions"] = {
+            "early": lambda rows: torch.tensor([min(at, len(prompts[int(x)]) - 1) - len(prompts[int(x)]) for x in rows])
+        }
+    return prompts, bases, r.choice([8, 20, 40, 100, 1000]), options
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(1000, 1016), *(pytest.param(s, marks=pytest.mark.long) for s in range(2000, 2300))]
+)
+def test_any_trie_records_and_resumes_as_plain_passes_do(seed, monkeypatch):
+    prompts, bases, tokens, options = random_trie(seed)
+    small_passes(monkeypatch, tokens)
+    monkeypatch.setitem(globals(), "PROMPTS", prompts)
+    model = network(("qwen2", "gemma2", "gpt2", "mistral")[seed % 4])
+    rows, some = torch.arange(len(prompts)).unsqueeze(1), torch.tensor(bases, dtype=torch.long)
+    found = []
+    for worth in (100.0, 0.0):  # always as a trie, and never
+        monkeypatch.setattr("plot_ot.subjects.decoder.trie.WORTH_IT", worth)
+        subject = subject_of(model, **options)
+        store = subject.record(rows, some)
+        made = Recording(subject, store, some, some.flip(0))
+        ends = subject.places[0], subject.places[-1]
+        edits = [EditBatch(p, Frame.identity(p.width), torch.ones(1, p.width)) for p in ends if bases]
+        seen = [store.activations[p.name] for p in subject.places]
+        found.append([store.outputs, *seen, *(respond(made, [e]) for e in edits)])
+    assert all(relative(shared, plain) < 3e-5 for shared, plain in zip(*found, strict=True))
 
 
 def test_keys_and_values_by_node_go_to_a_file_and_come_back(monkeypatch):
