@@ -202,7 +202,7 @@ def localize(
     `controls="full"` also tries the method on a re-initialised network. Terminals and notebooks show the stage it is
     at, unless `progress` is False.
 
-    `budget="auto"` answers as early as it can: from inputs, banks of 64 pairs are drawn, then of twice as many, and so
+    `budget="auto"` answers as early as it can: from inputs, banks of 40 pairs are drawn, then of twice as many, and so
     on up to `size`, until every variable has its answer. The error is spent over these looks, what was recorded for one
     is kept for the next, and `result.looks` lists them. Two fifths of the inputs then fit, one calibrates, and two
     test. The provisional answer of each look stands beside the progress, and `progress`, where it is a function, is
