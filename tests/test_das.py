@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.linalg import expm
 from torch import Tensor
 
 from nets import planted_plane
@@ -16,7 +17,7 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import as_readout
 from plot_ot.stages.calibrate import correct
 from plot_ot.stages.das import Rotation, train_rotations
-from plot_ot.stages.descent import OPTIMISERS, DasSpec
+from plot_ot.stages.descent import OPTIMISERS, DasSpec, skew_exponential
 from plot_ot.subjects import BankRecording, record
 
 READOUT = as_readout("softmax")
@@ -207,3 +208,38 @@ def test_a_start_is_where_training_begins(fit):
     for frame in (Frame.orthonormal(given), Frame.oblique(torch.randn(8, 2), 3 * given)):
         [r] = train_rotations(fit, fit.subject.places[0], ["p"], [2], READOUT, still, torch.Generator(), {"p": frame})
         assert overlap(r.frame.read, given) > 0.9999
+
+
+# -- the exponential of skew-symmetric matrices -------------------------------------------------------------------
+
+
+def skew(size: float, width: int, seed: int = 1000, jobs: int = 1) -> Tensor:
+    lower = (size * torch.randn(jobs, width, width, generator=torch.Generator().manual_seed(seed))).tril(-1)
+    return lower - lower.mT
+
+
+@pytest.mark.parametrize("width", [16, 64, 96])
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1e-2, 0.1, 1.0, 5.0])
+def test_the_exponential_and_its_slope_are_those_of_double_precision(size, width):
+    a, weights = skew(size, width), skew(1.0, width, seed=1001)
+    found, expected = a.clone().requires_grad_(), a.double().requires_grad_()
+    e = skew_exponential(found)
+    (e * weights).sum().backward()
+    exact = torch.linalg.matrix_exp(expected)
+    (exact * weights.double()).sum().backward()
+    assert torch.allclose(e.detach().double(), exact.detach(), atol=3e-5 * (1 + size))
+    assert torch.allclose(torch.from_numpy(expm(a[0].double().numpy())), exact.detach()[0], atol=1e-9)
+    assert float((found.grad.double() - expected.grad).norm()) <= 1e-4 * (1 + size) * float(expected.grad.norm())
+    assert torch.allclose(e.detach() @ e.detach().mT, torch.eye(width), atol=1e-4 * (1 + size))
+
+
+def test_a_matrix_is_exponentiated_alike_whoever_is_in_its_batch():
+    calm, wild = skew(1e-3, 64), skew(3.0, 64, seed=1002)
+    together = skew_exponential(torch.cat([calm, wild]))
+    assert torch.equal(together[:1], skew_exponential(calm))
+    assert torch.equal(together[1:], skew_exponential(wild))
+
+
+def test_the_exponential_of_what_is_no_number_is_none():
+    assert skew_exponential(torch.full((1, 64, 64), torch.nan)).isnan().all()
+    assert not skew_exponential(torch.full((1, 64, 64), torch.inf)).isfinite().all()
