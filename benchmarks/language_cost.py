@@ -324,7 +324,7 @@ def section(name: str, r: Mapping[str, Any]) -> list[str]:
     lines = [
         f"## {name}",
         "",
-        f"`{r['command']}`; commit {r['commit']}; load average before {before}, after {after}.",
+        f"`{r['command']}`; commit {r['commit']}; {r['cpu']}; load average before {before}, after {after}.",
         "",
         table(["target", "found", "wanted", "met"], judge(r)),
         f"{p['distinct']} distinct prompts of {p['tokens'][0]} to {p['tokens'][1]} tokens, {p['all_tokens']:,} "
@@ -384,7 +384,7 @@ def page(results: Mapping[str, Any]) -> str:
         "What does a whole study of a language model cost? The unit is one *recording*: a plain forward pass over "
         "every prompt of the study.",
         "",
-        f"{m['cpu']}, {m['cores']} cores, {m['ram_gb']:.0f} GB, {m['platform']}, Python {m['python']}, "
+        f"{m['cores']} cores, {m['ram_gb']:.0f} GB, {m['platform']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items())
         + f". One process, {m['torch_threads']} torch thread. Targets count the worse of wall and CPU seconds.",
         "",
@@ -483,6 +483,7 @@ def main(argv: Sequence[str]) -> None:
     found = measure(args, argv) | {"command": shlex.join(["python", "benchmarks/language_cost.py", *argv])}
     results = json.loads(file.read_text()) if file.exists() else {"runs": {}}
     results["machine"] = machine()
+    found["cpu"] = results["machine"]["cpu"]
     name = f"{args.task} on {Path(args.model).name}" + (
         f" with adapter {Path(args.adapter).name}" if args.adapter else ""
     )
