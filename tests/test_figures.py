@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from plot_ot.abstract import graph
@@ -399,3 +401,19 @@ def test_arrows_point_down_one_layer_at_a_time_and_nodes_never_overlap(model):
     for layer in layers:  # waypoints of long arrows keep clear of nodes too
         for a, b in pairwise(layer):
             assert x[b] - x[a] > (width.get(a, 0) + width.get(b, 0)) / 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "named"), [(1320, 1800, True), (2, 9, True), (0.5, 20, False), (8, 200, False)]
+)
+def test_a_logarithmic_axis_always_says_numbers(low, high, named):
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([low, high], [0, 1])
+    style.log_scale(axes)
+    axes.set_xlim(low, high)
+    FigureCanvasAgg(figure).draw()
+    ticks = (*axes.xaxis.get_major_ticks(), *axes.xaxis.get_minor_ticks())
+    seen = [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high]
+    assert len([text for text in seen if text]) >= (3 if named else 1)
+    assert any(t.label1.get_text() for t in axes.xaxis.get_minor_ticks()) == named

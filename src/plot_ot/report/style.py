@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from plot_ot.files.writing import write_atomically
 from plot_ot.transport import Degeneracy
@@ -206,10 +207,15 @@ def legend_above(axes: Axes, columns: int = 4) -> None:
 
 
 def log_scale(axes: Axes) -> None:
-    """Make the horizontal axis logarithmic, with plain numbers: 0.01, 0.1, 1, 10."""
+    """Make the horizontal axis logarithmic, with plain numbers: 0.01, 0.1, 1, 10; or, without these, some between."""
+
+    def between(value: float, _: int | None) -> str:
+        low, high = (math.log10(x) for x in axes.get_xlim())
+        return f"{value:g}" if math.ceil(low) > math.floor(high) else ""
+
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_formatter(FuncFormatter(between))
 
 
 PAPER: dict[str, Any] = {"ls": "", "marker": "D", "ms": 4.5, "mfc": "white", "mec": VERMILLION, "zorder": 5}
