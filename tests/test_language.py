@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plot_ot.cli.common import layer_numbers
 from plot_ot.errors import PlotError
 from plot_ot.files.run_reading import read_run
 from plot_ot.judging.status import Status
@@ -159,6 +160,9 @@ def test_full_das_runs_at_every_nth_block_and_at_those_that_are_named():
         assert (das.every, das.also) == (3, ("block_output.1", "block_output.2"))
     with pytest.raises(PlotError, match="also to run at block 6; the model has blocks 0 to 5"):
         MultipleChoice(das_also=(6,)).methods()
+    for text in ("5-3", "a", "3,,4"):
+        with pytest.raises(PlotError, match=r"--das-also is .*; expected numbers such as 10-20 or 3,5,7"):
+            layer_numbers(text, "--das-also")
 
 
 def test_an_embedded_net_takes_no_adapter():

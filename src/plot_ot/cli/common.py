@@ -175,6 +175,8 @@ def layer_numbers(text: str, option: str = "--layers") -> list[int]:
     try:
         for part in text.split(","):
             low, _, high = part.strip().partition("-")
+            if int(high or low) < int(low):
+                raise ValueError
             found += range(int(low), int(high or low) + 1)
     except ValueError:
         raise PlotError(f"{option} is {text!r}; expected numbers such as 10-20 or 3,5,7.") from None

@@ -49,7 +49,7 @@ Calibration = Annotated[str, typer.Option(help="Pairs to choose on: 'balanced', 
 Grid = Annotated[str, typer.Option(help="(ε, β): each variable's 'own', or one 'shared' by all.")]
 HintRule = Annotated[str, typer.Option("--hint", help="DAS sizes around a handle's: 'paper' or 'practice'.")]
 DasEvery = Annotated[int, typer.Option(min=1, help="Run full DAS at every n-th block only.")]
-DasAlso = Annotated[str | None, typer.Option(help="Run it at these blocks, too: 17-25 or 3,5,7.")]
+DasAlso = Annotated[str | None, typer.Option(help="Run full DAS at these blocks, too: 17-25 or 3,5,7.")]
 DasSizes = Annotated[int, typer.Option(min=1, max=11, help="How many of the paper's DAS sizes to try.")]
 DasEpochs = Annotated[int, typer.Option(min=1, help="The most epochs DAS trains.")]
 Fit = Annotated[int, typer.Option(help="Fit pairs.")]

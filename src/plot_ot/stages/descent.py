@@ -282,7 +282,7 @@ def skew_exponential(a: Float[Tensor, "jobs d d"]) -> Float[Tensor, "jobs d d"]:
 
     Wide matrices are scaled to where eight terms of the series suffice, and the result is squared again. That is made
     of products alone, of which a backward pass takes two each, where PyTorch's own takes an exponential of twice the
-    width: a fifth of the time for a matrix of 576 (benchmarks/language_cost.py). Others are left to PyTorch.
+    width: a seventh to a third of the time for a matrix of 576. Others are left to PyTorch.
     """
     if a.shape[-1] < SERIES_FROM or a.dtype != torch.float32:
         exponential: Tensor = torch.linalg.matrix_exp(a)
