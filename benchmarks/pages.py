@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -17,9 +16,7 @@ from plot_ot.files.writing import Json
 from plot_ot.report.tables import average_by_seed, banks_in, mean_sd, methods_in, stretch_of
 
 
-@lru_cache(maxsize=1)
-def version() -> str:
-    """The commit of the code that runs."""
+def _described() -> str:
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],  # noqa: S607
         capture_output=True,
@@ -28,6 +25,14 @@ def version() -> str:
         check=False,
     )
     return described.stdout.strip() or __version__
+
+
+_AT_START = _described()
+
+
+def version() -> str:
+    """The commit of the code that runs: as the process began, whatever was committed while it ran."""
+    return _AT_START
 
 
 def run_study(task: str, options: Sequence[str], out: Path) -> Reading:

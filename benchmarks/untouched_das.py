@@ -2,7 +2,7 @@
 
 python benchmarks/untouched_das.py --model FILE.gguf --seed 4              # or a directory, or a hub id
 python benchmarks/untouched_das.py --model FILE.gguf --seed 4 --blocks 0,3,6,9,12,15 --sizes 4 --judge
-python benchmarks/untouched_das.py --model tiny --dtype float32 --blocks 0-5 --fit 60 --pairs 40 --judge   # a quick look
+python benchmarks/untouched_das.py --model tiny --dtype float32 --blocks 0-5 --fit 60 --pairs 40 --judge    # a try
 
 The banks are those of `language_study.py untouched` with the same seed, so that its closed form stands beside the best
 rotation. Every (block, size) is one small file in the out folder; what is there is not trained again, so the grid can
@@ -42,7 +42,7 @@ POINTER = "answer_pointer"
 def das_of(task: MultipleChoice) -> TrainDas:
     """The last stage of the task's own full DAS: the paper's sizes at this model's width, and how they are trained."""
     [stage] = task.methods()["das"].stages
-    assert isinstance(stage, TrainDas)  # noqa: S101
+    assert isinstance(stage, TrainDas)
     return stage
 
 
@@ -89,7 +89,7 @@ def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, jud
     """All rotations that are not there yet; then the best of all, and a closed form at its block, before the judge."""
     problem, tests = recordings(task, seed)
     das = das_of(task)
-    assert isinstance(das.dimensions, tuple)  # noqa: S101
+    assert isinstance(das.dimensions, tuple)
     for place, k in product([task.subject.places[b] for b in blocks], das.dimensions):
         path = out / f"{seed}-{place.name}-{k}.json"
         if not path.exists():
