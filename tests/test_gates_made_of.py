@@ -12,7 +12,8 @@ from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.judging.bench import ALONE, Bench, _where_told
 from plot_ot.judging.controls import full_patch
-from plot_ot.judging.gates import Answer
+from plot_ot.judging.gates import Answer, Gate, does_more_than
+from plot_ot.judging.intervals import Interval
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Opponents, Verdict, judge
 from plot_ot.signatures import as_readout
@@ -127,14 +128,79 @@ def test_a_part_that_never_stands_alone_is_not_asked_about():
     bench, subject = bench_of(claimed())
     handle = full_patch("p", [subject.places[0]], subject)
     assert len(bench.made_of(handle)) == 2
-    source = [r.bank.source for r in (bench.sensitivity, bench.invariance)]
+    source = [r.bank.source for r in (bench.sensitivity, bench.invariance, bench.tested)]
 
     def only_sources(a, b):
         if not any(len(a) == len(x) and torch.equal(torch.stack([a, b], 1), x[:, :2]) for x in source):
             raise ValueError("no mixtures at all")
         return torch.minimum(a, b)
 
-    for name in ("sensitivity", "invariance"):
+    for name in ("sensitivity", "invariance", "tested"):
         recording = getattr(bench, name)
         setattr(bench, name, replace(recording, bank=replace(recording.bank, causal=claimed(only_sources))))
     assert bench.made_of(handle) == []
+
+
+def larger(a, b):
+    return torch.maximum(a, b)
+
+
+LARGER_OF_PARENTS = {"q": lambda d, e: (d + e) % 3, "y": lambda a, b, q, c: (larger(a, b) + 2 * q + c) % 3}
+
+
+def needs(mechanisms: Mapping[str, object], places: list[str], part: str) -> Gate | None:
+    """What the discriminating pairs alone say about a part, of patching the first place whole as p's handle."""
+    subject = network(mechanisms, places)
+    generator = torch.Generator().manual_seed(0)
+    causal = claimed(larger)
+    banks = [draw_pairs(causal, ROWS, kind, 300, generator, variable="p") for kind in ("sensitive", "invariant")]
+    bench = Bench("p", *record(subject, *banks), as_readout("softmax"))
+    return bench._needs(full_patch("p", [subject.places[0]], subject), part)
+
+
+def test_a_parent_is_right_only_where_it_is_enough():
+    gate = needs(LARGER_OF_PARENTS, ["a", "b", "q"], "a")
+    assert gate is not None
+    assert gate.answer is Answer.FAILS
+    assert gate.value == pytest.approx(-0.5)  # right on all pairs where it is enough, and on none of the others
+    assert "right on 1.00" in gate.sentence
+    assert "on 0.00 of others: it carries a" in gate.sentence
+    other = needs(LARGER_OF_PARENTS, ["a", "b", "q"], "b")
+    assert other is not None
+    assert other.answer is Answer.HOLDS
+    assert "carries" not in other.sentence
+
+
+def test_a_variable_that_is_there_in_part_does_not_care_which_parent_decides():
+    mechanisms = {
+        "p": larger,
+        "q": lambda d, e: (d + e) % 3,
+        "y": lambda a, b, p, q, c: (torch.where(c == 0, p, larger(a, b)) + 2 * q + c) % 3,  # on a third of the inputs
+    }
+    for part in "ab":
+        gate = needs(mechanisms, ["p", "q"], part)
+        assert gate is not None
+        assert gate.answer is Answer.HOLDS
+        assert 0.05 < gate.value < 0.3
+
+
+def test_a_part_that_is_always_or_never_enough_is_not_asked_about():
+    mechanisms = {"p": lambda a: a, "q": lambda d, e: (d + e) % 3, "y": lambda p, q, c: (p + 2 * q + c) % 3}
+    causal = CausalModel(INPUTS, mechanisms, output="y", variables=["p", "q"])
+    subject = CausalSubject(causal, ROWS, ["p", "q"])
+    generator = torch.Generator().manual_seed(0)
+    banks = [draw_pairs(causal, ROWS, kind, 300, generator, variable="p") for kind in ("sensitive", "invariant")]
+    bench = Bench("p", *record(subject, *banks), as_readout("softmax"))
+    assert bench._needs(full_patch("p", [subject.places[0]], subject), "a") is None
+
+
+def test_one_no_of_two_questions_counts(monkeypatch):
+    bench, subject = bench_of(claimed())
+    handle = full_patch("p", [subject.places[0]], subject)
+    said = {name: does_more_than("a", Interval(v, v - 0.1, v + 0.1, 40)) for name, v in (("no", -0.5), ("yes", 0.5))}
+    for first, second, expected in (("yes", "no", "no"), ("no", "yes", "no"), ("yes", "yes", "yes")):
+        monkeypatch.setattr(bench, "_follows", lambda *_, x=first: said[x])
+        monkeypatch.setattr(bench, "_needs", lambda *_, x=second: said[x])
+        assert bench.made_of(handle) == [said[expected]] * 2
+    monkeypatch.setattr(bench, "_follows", lambda *_: None)
+    assert bench.made_of(handle) == [said["yes"]] * 2

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from nets import orthonormal, rand
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging import usage
@@ -291,6 +293,49 @@ def test_natural_writings_are_what_goes_with_the_reading(plant):
         np.testing.assert_allclose(one.frame.write, write, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(one.frame.read, read, rtol=1e-5, atol=1e-6)
         assert torch.equal(one.gains, torch.ones(read.shape[1]))
+
+
+class Conjunction(nn.Module):
+    """The answer is p AND q, of p = (x0 = x1) and q = (x2 = x3); its place holds p, q and something made of both."""
+
+    def __init__(self, used) -> None:
+        super().__init__()
+        self.state, self.used = nn.Identity(), used
+
+    def forward(self, x):
+        p, q = (x[:, 0] == x[:, 1]).float(), (x[:, 2] == x[:, 3]).float()
+        state = self.state(torch.stack([p, q, self.used(p, q)], dim=1))
+        return torch.stack([torch.full_like(p, self.used(1.0, 1.0) - 0.5), state[:, 2]], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("used", "moves"),
+    [(lambda p, q: p * q, 0.0), (lambda p, q: p + q, 1.0)],  # the answer itself; a sum that is looked at later
+)
+def test_natural_changes_are_those_of_pairs_whose_answer_stays(used, moves):
+    """Beside a copy of p that nothing reads, p AND q changes with p by nature, but not where the answer stays."""
+    causal = CausalModel(["x0", "x1", "x2", "x3"], {"p": equal01, "q": equal23, "y": lambda p, q: p * q}, "y")
+    rows = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    subject = ModuleSubject(Conjunction(used), ["state"], rows)
+    [fit] = record(subject, draw_splits(causal, rows, 400, 1000).fit)
+    unseen = fit.bank.unseen("p")
+    assert usage.LEAST_UNSEEN <= int(unseen.sum()) < len(unseen)
+    [place] = subject.places
+    edit = Edit(place, Frame.orthonormal(torch.tensor([[1.0], [0.0], [0.0]]), "p's copy"), torch.ones(1))
+    [natural] = usage.natural_writings(fit, edit, "p")
+    np.testing.assert_allclose(natural.frame.write[:, 0], [1.0, 0.0, moves], atol=0.02)
+    few = replace(fit, bank=replace(fit.bank, labels={**fit.bank.labels, "p": 1 - fit.bank.base_answer}))
+    every = usage.natural_writings(few, edit, "p")  # as if the answer never stayed
+    assert len(every) == len(RULES) + 1
+    assert all(float(w.frame.write[2, 0]) > 0.1 for w in every)
+
+
+def equal01(x0, x1):
+    return (x0 == x1).long()
+
+
+def equal23(x2, x3):
+    return (x2 == x3).long()
 
 
 def test_the_rebuilt_handle_is_the_best_of_all_fits_on_calibration(plant):

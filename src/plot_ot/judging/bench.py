@@ -14,6 +14,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from plot_ot.abstract.banks import Bank
 from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
 from plot_ot.judging.controls import Score, controls, full_patch, joined, score_of
@@ -143,25 +144,44 @@ class Bench:
     def made_of(self, handle: Handle) -> list[Gate]:
         """Whether a handle that is right in part only swaps one of the things its variable is made of.
 
-        Asked on all test pairs where swapping this thing alone would give an answer that is neither the base's nor the
-        variable's own.
+        Two questions for each of them, and a no to either counts: does the handle follow it where swapping it alone
+        would show and the variable's swap would not be the same; and is the handle right where it is not enough?
         """
-        v, found = handle.variable, []
-        causal = self.sensitivity.bank.causal
-        for part in causal.ancestors(v):
-            told = [_where_told(r, v, part) for r in (self.sensitivity, self.invariance)]
-            told = [r for r in told if len(r)]
-            if sum(len(r) for r in told) < g.LEAST_PAIRS:
-                continue
-            bank = joined([r.bank for r in told])
-            boot = Bootstrap(replace(bank, family=torch.zeros_like(bank.family), families=("all",)))  # all pairs alike
-            if boot.balanced_bases < g.LEAST_BASES:
-                continue
-            own, other = (
-                np.concatenate([correct(r, handle, self.readout, x).double() for r in told]) for x in (v, ALONE)
-            )
-            found.append(g.does_more_than(part, boot.interval(own - other)))
+        found = []
+        for part in self.sensitivity.bank.causal.ancestors(handle.variable):
+            asked = [gate for gate in (self._follows(handle, part), self._needs(handle, part)) if gate is not None]
+            found += [next((gate for gate in asked if gate.fails), asked[0])] if asked else []
         return found
+
+    def _follows(self, handle: Handle, part: str) -> Gate | None:
+        """Asked on all test pairs where swapping a part alone would give an answer that is neither the base's nor the
+        variable's own."""
+        v = handle.variable
+        told = [_where_told(r, v, part) for r in (self.sensitivity, self.invariance)]
+        told = [r for r in told if len(r)]
+        if sum(len(r) for r in told) < g.LEAST_PAIRS:
+            return None
+        boot = _all_alike(joined([r.bank for r in told]))
+        if boot.balanced_bases < g.LEAST_BASES:
+            return None
+        own, other = (np.concatenate([correct(r, handle, self.readout, x).double() for r in told]) for x in (v, ALONE))
+        return g.does_more_than(part, boot.interval(own - other))
+
+    def _needs(self, handle: Handle, part: str) -> Gate | None:
+        """Asked on the discriminating pairs: is it right where swapping a part alone would not do, at least half as
+        often as where it would? A variable that is there in part does not care."""
+        some, alone = _swapped_alone(self.tested, part)
+        bank = some.bank
+        enough = bank.causal.accepts(bank.labels[handle.variable], alone).numpy()
+        if min(enough.sum(), (~enough).sum()) < g.LEAST_PAIRS:
+            return None
+        boot = _all_alike(bank)
+        if boot.balanced_bases < g.LEAST_BASES:
+            return None
+        right = correct(some, handle, self.readout).double().numpy()
+        beyond = right * np.where(enough, -0.5 / enough.mean(), 1 / (~enough).mean())
+        shares = float(right[enough].mean()), float(right[~enough].mean())
+        return g.right_where_a_part_is_not_enough(part, *shares, boot.interval(beyond))
 
     def vacuous(self, opponents: Searched) -> Mapping[str, Score]:
         """What the searches reach that must fail, on average."""
@@ -201,6 +221,11 @@ class Bench:
                     return gates
             more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
             self.at_random += [self.on(opponents.random(k)) for k in more]
+
+
+def _all_alike(bank: Bank) -> Bootstrap:
+    """The bootstrap of a bank whose pairs all count alike, whatever their family."""
+    return Bootstrap(replace(bank, family=torch.zeros_like(bank.family), families=("all",)))
 
 
 def _where_told(recording: BankRecording, variable: str, part: str) -> BankRecording:

@@ -147,6 +147,19 @@ def does_more_than(part: str, difference: Interval) -> Gate:
     return replace(gate, answer=Answer.CANNOT_SAY, sentence=words[Answer.CANNOT_SAY]) if neither else gate
 
 
+def right_where_a_part_is_not_enough(part: str, enough: float, beyond: float, difference: Interval) -> Gate:
+    """The handle swaps the variable, not one thing it is made of: the same gate, asked of other pairs.
+
+    `enough` and `beyond` are the shares of discriminating pairs on which it is right, where swapping this thing alone
+    gives the variable's answer and where it does not; `difference` is the second less half of the first.
+    """
+    where = (
+        f"it is right on {enough:.2f} of the pairs where swapping {part} alone would do and on {beyond:.2f} of others"
+    )
+    words = dict.fromkeys(Answer, where) | {Answer.FAILS: f"{where}: it carries {part}"}
+    return _gate(f"does more than swap {part}", difference, 0.0, words)
+
+
 def reads_what_is_used(difference: Interval, kept: int, width: int) -> Gate:
     """The same writing with a reading made of used directions alone does as well; `difference` is what that changes."""
     used = f"rebuilt from the {kept} of {width} directions that are used later"

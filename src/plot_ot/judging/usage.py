@@ -14,7 +14,8 @@ refitted from V alone, R' = C^{-1/2} V Vᵀ C^{1/2} R or a regression, and the w
 **What naturally goes with the reading acts.** Where the network adds up several variables before it looks at them, no
 functional it uses tells one of them apart, though each acts. There the reading is kept, and the writing replaced by the
 natural change of state that goes with it: the regression of the closed form's shift (or of a_source - a_base itself) on
-what is read. A dormant copy moves along its own direction, which does nothing.
+what is read. A dormant copy moves along its own direction, which does nothing; and since what is made of the variable
+moves with it, natural changes are taken from pairs whose answer stays, where a variable has such pairs.
 
 Whichever of these does best on calibration is compared with the handle itself on test pairs. A handle over several
 places is rebuilt in forward order, each place as the rebuilt edits before it leave it: in the best way at each, or in
@@ -49,6 +50,8 @@ ROUNDS = 4
 """How often functionals are added before every direction counts as used."""
 RIDGES = (1e-3, 1e-1)
 """Of the regressions that rebuild a reading, in units of the variance of whitened states."""
+LEAST_UNSEEN = 20
+"""Fit pairs that change the variable and not the answer, from which on natural changes are taken from these."""
 NARROW = 128
 """Places up to this width are looked at with more pairs, points and outputs."""
 
@@ -295,7 +298,9 @@ def natural_writings(
 ) -> list[Edit]:
     """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ.
 
-    Where earlier edits have `moved` the states, it reads from there and writes what is left of δ.
+    Where earlier edits have `moved` the states, it reads from there and writes what is left of δ. Where the variable
+    often changes without a change of the answer, δ is that of such pairs: at a place that holds the answer (or anything
+    else made of the variable) and a copy of the variable that nothing reads, the two go together, but not there.
     """
     read, _, _ = _parts(edit)
     base = fit.base_at(edit.place).double().cpu()
@@ -304,9 +309,14 @@ def natural_writings(
     everyone = torch.arange(len(fit))
     shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
     left = [None if s is None else (s[0], s[1] - (moved - base)[s[0]]) for s in shifts]
-    targets = [shift if shift is not None else (everyone, difference) for shift in left]
+    targets = [shift if shift is not None else (everyone, difference) for shift in left] + [(everyone, difference)]
+    if left[-1] is not None:  # of the cells that tell everything else apart
+        pairs, delta = left[-1]
+        still = fit.bank.causal.accepts(fit.bank.labels[variable], fit.bank.base_answer)[pairs]
+        if int((still & fit.bank.changed[variable][pairs]).sum()) >= LEAST_UNSEEN:
+            targets = [(pairs[still], delta[still])]
     writings = []
-    for pairs, delta in (*targets, (everyone, difference)):
+    for pairs, delta in targets:
         seen = difference[pairs] @ read
         gram = seen.T @ seen / len(seen)
         ridge = RIDGES[0] * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), dtype=gram.dtype)
