@@ -27,7 +27,7 @@ from plot_ot.models.named import shipped_adapters
 from plot_ot.report.tables import mean_sd
 
 DRAWS = 10_000
-METHODS = "plot,plot-closed-form,plot-newton,plot-das,full-vector"
+METHODS = "plot,plot-closed-form,plot-das,full-vector"
 DAS = ["--das-sizes", "4", "--das-epochs", "12"]
 SIZES = {"mcqa": ["--fit", "120", "--pairs", "100"], "ioi": ["--fit", "120", "--pairs", "200"]}
 MODELS: dict[str, tuple[str, list[str]]] = {

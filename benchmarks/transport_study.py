@@ -242,13 +242,14 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=1000)
     parser.add_argument("--cells", type=int, help="only the first so many cells")
+    parser.add_argument("--named", default="", help="only cells whose name begins so: 16-0.5 (variables, overlap, ...)")
     parser.add_argument("--out", type=Path, default=Path("runs/transport"))
     parser.add_argument("--page", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CouplingWarning)  # some cells are meant to be hard
     args.out.mkdir(parents=True, exist_ok=True)
-    for cell in CELLS[: args.cells]:
+    for cell in (c for c in CELLS[: args.cells] if c.name.startswith(args.named)):
         run(cell, range(args.first_seed, args.first_seed + args.networks), args.out)
     command = f"python benchmarks/transport_study.py --networks {args.networks} --first-seed {args.first_seed}"
     lines = page(args.out, command)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -56,7 +57,7 @@ def draw_bank(task: MultipleChoice, name: str, size: int, generator: torch.Gener
     return Bank.from_pairs(causal, *sides, name=name, family=family, families=("random",)), passed / tried
 
 
-def unit(task: MultipleChoice, seed: int, blocks: range, fit_pairs: int) -> Json:
+def unit(task: MultipleChoice, seed: int, blocks: range, newton: Sequence[int], fit_pairs: int) -> Json:
     """All blocks of one model."""
     generator = torch.Generator().manual_seed(70_000 + seed)
     sizes = {"fit": fit_pairs, **HELD}
@@ -72,11 +73,14 @@ def unit(task: MultipleChoice, seed: int, blocks: range, fit_pairs: int) -> Json
     }
     rows: list[Json] = []
     for place in task.subject.places:
-        if int(place.name.rsplit(".", 1)[1]) not in blocks:
+        block = int(place.name.rsplit(".", 1)[1])
+        if block not in blocks:
             continue
         whole = full_patch(POINTER, [place], task.subject)
         rows.append({"block": place.name, "handle": "full vector", **_scored(whole, problem, moved, kept)})
         for said, stages in inside.items():
+            if said == "Newton" and block not in newton:
+                continue
             handle, seconds = timed(lambda stages=stages, place=place: _found(stages, problem, place))
             rows.append(
                 {"block": place.name, "handle": said, **_scored(handle, problem, moved, kept), "cpu": seconds.cpu}
@@ -84,7 +88,7 @@ def unit(task: MultipleChoice, seed: int, blocks: range, fit_pairs: int) -> Json
         some = random_subspaces(handle, DRAWS, generator)
         share = sum(float(correct(moved, h, task.readout).double().mean()) for h in some) / DRAWS
         rows.append({"block": place.name, "handle": f"{DRAWS} random subspaces", "moved": share})
-        print(json.dumps(rows[-5:]), flush=True)
+        print(json.dumps([r for r in rows if r["block"] == place.name]), flush=True)
     passed, cpu = min(rate for _, rate in drawn.values()), recorded.cpu
     return {"seed": seed, "version": version(), "sizes": sizes, "passed": passed, "recording": cpu, "rows": rows}
 
@@ -133,6 +137,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fit", type=int, default=120, help="fit pairs, half of which move the pointer")
     parser.add_argument("--blocks", type=int, nargs=2, default=(17, 25), help="the first and the last block")
+    parser.add_argument("--newton", type=int, nargs="*", help="the blocks where Newton follows; default: all of them")
     parser.add_argument("--out", type=Path, default=Path("runs/two_options"))
     parser.add_argument("--page", type=Path, default=Path("docs/results/two_options.md"))
     args = parser.parse_args()
@@ -141,7 +146,8 @@ def main() -> None:
     path = args.out / f"{name}-{args.seed}.json"
     if not path.exists():
         task = MultipleChoice(model=args.model, dtype=args.dtype, das_epochs=12)
-        found = unit(task, args.seed, range(args.blocks[0], args.blocks[1] + 1), args.fit)
+        blocks = range(args.blocks[0], args.blocks[1] + 1)
+        found = unit(task, args.seed, blocks, blocks if args.newton is None else args.newton, args.fit)
         args.out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(found, indent=1).encode())
     done = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(args.out.glob(f"{name}-*.json"))]
