@@ -14,20 +14,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 
 from measuring import timed
 from pages import markdown, version, write_tables
 from plot_ot.cli.common import layer_numbers
 from plot_ot.files.writing import Json, write_atomically
+from plot_ot.judging.controls import full_patch
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.naturalness import naturalness
-from plot_ot.methods import Method, MethodKind
+from plot_ot.methods import SCOUT, Method, MethodKind
+from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.choose import TrainDas, best_rotation
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import train_rotations
@@ -36,7 +39,8 @@ from plot_ot.subjects import BankRecording, Place, record
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.text_data import Sizes
 
-POINTER = "answer_pointer"
+POINTER, LETTER = "answer_pointer", "answer_token"
+NAMES = {POINTER: "which option is right", LETTER: "its letter"}
 
 
 def das_of(task: MultipleChoice) -> TrainDas:
@@ -58,6 +62,29 @@ def rotated(problem: Problem, das: TrainDas, place: Place, size: int) -> tuple[J
     reached = {name: handle.chosen[name] for name in ("calibration_score", "fit_loss", "epochs")}
     unit = {"block": place.name, "size": size, **reached, "cpu": seconds.cpu, "version": version()}
     return unit, State({POINTER: (place,)}, handles={POINTER: handle})
+
+
+def scouted(problem: Problem, place: Place) -> Json:
+    """What a few closed forms reach on calibration pairs at a block."""
+    (state, _), seconds = timed(lambda: Method("scout", "", (SCOUT,)).run(problem, {POINTER: (place,)}))
+    score = state.handles[POINTER].chosen["calibration_score"]
+    return {"block": place.name, "calibration_score": score, "cpu": seconds.cpu, "version": version()}
+
+
+def stage_a(problem: Problem, task: MultipleChoice) -> Json:
+    """Before calibration: each variable's mass in every block, the mean over β. And what whole patches reach."""
+    localize = task.methods()["plot"].stages[0]
+    state = localize(problem, State.start(problem))
+    found: Json = {"version": version(), "mass": {}, "patched": {}}
+    couplings = [c.coupling for c in state.candidates[POINTER]]
+    for v in problem.coupled:
+        rows = torch.stack([torch.as_tensor(c.plan[c.variables.index(v)]) for c in couplings])
+        found["mass"][v] = (rows / rows.sum(dim=1, keepdim=True)).mean(dim=0).tolist()
+        weights = pair_weights(problem.calibration, v, "balanced")
+        patches = [full_patch(v, [place], task.subject) for place in task.subject.places]
+        right = [correct(problem.calibration, h, problem.readout) for h in patches]
+        found["patched"][v] = [float((r.double() * weights).sum()) for r in right]
+    return found
 
 
 def judged(judge: Judge, method: Method, state: State, task: MultipleChoice) -> Json:
@@ -90,12 +117,14 @@ def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, jud
     problem, tests = recordings(task, seed)
     das = das_of(task)
     assert isinstance(das.dimensions, tuple)
-    for place, k in product([task.subject.places[b] for b in blocks], das.dimensions):
+    places = [task.subject.places[b] for b in blocks]
+    _once(out / f"{seed}-stage-a.json", lambda: stage_a(problem, task))
+    for place in places:
+        _once(out / f"{seed}-scout-{place.name}.json", lambda place=place: scouted(problem, place))
+    for place, k in product(places, das.dimensions):
         path = out / f"{seed}-{place.name}-{k}.json"
-        if not path.exists():
-            unit, _ = rotated(problem, das, place, k)
-            write_atomically(path, json.dumps(unit, indent=1).encode())
-            print(f"{place.name}, k = {k}: {unit['calibration_score']:.3f} ({unit['cpu']:.0f} CPU s)", flush=True)
+        unit = _once(path, lambda place=place, k=k: rotated(problem, das, place, k)[0])
+        print(f"{place.name}, k = {k}: {unit['calibration_score']:.3f} ({unit['cpu']:.0f} CPU s)", flush=True)
     path = out / f"{seed}-judged.json"
     if path.exists() or not judge_it:
         return
@@ -113,6 +142,14 @@ def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, jud
         found.append(judged(judge, method, state, task))
         print(json.dumps(found[-1]), flush=True)
     write_atomically(path, json.dumps({"version": version(), "rows": found}, indent=1).encode())
+
+
+def _once(path: Path, make: Callable[[], Json]) -> Json:
+    """What a file holds; made now if it is not there."""
+    if not path.exists():
+        write_atomically(path, json.dumps(make(), indent=1).encode())
+    found: Json = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _refused(*_: object) -> list[BankRecording]:
@@ -158,6 +195,39 @@ def tables(out: Path, seed: int, command: str) -> list[str]:
     return lines
 
 
+def figure(out: Path, seed: int, target: Path) -> None:
+    """Where pointer and letter live: transport's mass in every block, and what can be done there."""
+    first = json.loads((out / f"{seed}-stage-a.json").read_text(encoding="utf-8"))
+    made, (above, below) = plt.subplots(2, 1, figsize=(8.2, 5.4), sharex=True, height_ratios=(1, 1.5))
+    depth = len(next(iter(first["mass"].values())))
+    colors = {POINTER: "#0b5fa5", LETTER: "#d98200"}
+    for (v, mass), shift in zip(first["mass"].items(), (-0.2, 0.2), strict=True):
+        above.bar([b + shift for b in range(depth)], mass, 0.4, color=colors[v], label=NAMES[v])
+    above.set(ylabel="share of transport mass")
+    best: dict[int, float] = {}
+    for u in units_in(out, seed):
+        block, trained = int(u["block"].rsplit(".", 1)[1]), u["epochs"] > 0
+        best[block] = max(best.get(block, 0.0), u["calibration_score"] if trained else 0.0)
+    scouts = [json.loads(p.read_text(encoding="utf-8")) for p in out.glob(f"{seed}-scout-*.json")]
+    closed = {int(u["block"].rsplit(".", 1)[1]): u["calibration_score"] for u in scouts}
+    lines = [
+        (f"{NAMES[POINTER]}: closed form", sorted(closed.items()), colors[POINTER], "o-"),
+        (f"{NAMES[POINTER]}: DAS, best of all sizes", sorted(best.items()), "#555555", "s--"),
+        (f"{NAMES[POINTER]}: whole vector", list(enumerate(first["patched"][POINTER])), "#8fbce6", "-"),
+        (f"{NAMES[LETTER]}: whole vector", list(enumerate(first["patched"][LETTER])), colors[LETTER], "-"),
+    ]
+    for said, points, color, style in lines:
+        below.plot(*zip(*points, strict=True), style, color=color, label=said, markersize=4)
+    below.axhline(0.5, color="#bbbbbb", linewidth=0.8, zorder=0)
+    below.set(xlabel="block (last token)", ylabel="calibration score", ylim=(0.2, 1.03))
+    for axis in (above, below):
+        axis.legend(frameon=False, fontsize=8, loc="upper left")
+        axis.spines[["top", "right"]].set_visible(False)
+    made.tight_layout()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made.savefig(target, dpi=150)
+
+
 def _row(r: Json) -> list[str]:
     e = r["evidence"]
     accuracy = f"{e['handle']:.3f} [{e['handle_low']:.3f}, {e['handle_high']:.3f}]" if "handle" in e else "-"
@@ -177,6 +247,7 @@ def main() -> None:
     parser.add_argument("--blocks", default="17-25", help="blocks, as 17-25 or 21,22")
     parser.add_argument("--judge", action="store_true", help="look at test pairs when all rotations are there")
     parser.add_argument("--out", type=Path, default=Path("runs/untouched_das"))
+    parser.add_argument("--figure", type=Path, help="a picture of all blocks")
     parser.add_argument("--page", type=Path, help="a page whose part below the line '<!-- tables -->' is written anew")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -188,6 +259,8 @@ def main() -> None:
     command = f"python benchmarks/untouched_das.py --model {name} --seed {args.seed} --blocks {args.blocks}"
     lines = tables(args.out, args.seed, command)
     print("\n".join(lines))
+    if args.figure:
+        figure(args.out, args.seed, args.figure)
     if args.page:
         write_tables(args.page, lines)
 
