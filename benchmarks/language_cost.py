@@ -32,6 +32,7 @@ from baselines import Job
 from heq_speed import ROOT, THREADS, commit, machine, say, table
 from language_baselines import Prompts, TextPairs, das_with_pyvene, plain_forward
 from measuring import Peak, Seconds, resident, timed
+from plot_ot.abstract.prompts import encode
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.methods import Method
 from plot_ot.stages.calibrate import correct
@@ -43,12 +44,35 @@ from plot_ot.studies.prepared import Prepared
 from plot_ot.subjects import BankRecording, record
 from plot_ot.subjects.decoder.sizes import RECORDED_AT_ONCE
 from plot_ot.subjects.decoder.store import DecoderStore
-from plot_ot.tasks import IndirectObject, MultipleChoice
+from plot_ot.subjects.decoder.subject import Encode
+from plot_ot.tasks import IndirectObject, MultipleChoice, mcqa_data
 from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes
 from recurrent_baselines import Training, warm_up_pyvene
 
-TASKS: dict[str, type[LanguageTask]] = {"mcqa": MultipleChoice, "ioi": IndirectObject}
+
+@dataclass(frozen=True)
+class OneShot(MultipleChoice):
+    """Multiple choice with a solved question in front, so that prompts are twice as long. Every pair counts, right or
+    wrong: only costs are looked at."""
+
+    name = "mcqa-one-shot"
+
+    def render(self, rows: torch.Tensor) -> list[str]:
+        solved = mcqa_data.draw_rows(1, torch.Generator().manual_seed(0))
+        letter = self.data.ANSWERS[int(self.causal_model().answer(solved))]
+        front = f"{super().render(solved)[0]} {letter}\n\n"
+        return [front + prompt for prompt in super().render(rows)]
+
+    def encoder(self) -> Encode:
+        lm = self.language_model
+        return lambda rows: encode(self.render(rows), lm.tokenizer, bos=lm.bos)
+
+    def answers_correctly(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(rows), dtype=torch.bool)
+
+
+TASKS: dict[str, type[LanguageTask]] = {"mcqa": MultipleChoice, "mcqa-one-shot": OneShot, "ioi": IndirectObject}
 METHODS = ("plot", "plot-native", "plot-pca", "plot-closed-form", "plot-das")
 WANTED = {"plot": 1.3, "plot-native": 2.0, "plot-pca": 2.0, "plot-das": 10.0}
 """At most so many recordings."""
