@@ -155,7 +155,7 @@ def needs(mechanisms: Mapping[str, object], places: list[str], part: str) -> Gat
     causal = claimed(larger)
     banks = [draw_pairs(causal, ROWS, kind, 300, generator, variable="p") for kind in ("sensitive", "invariant")]
     bench = Bench("p", *record(subject, *banks), as_readout("softmax"))
-    return bench._needs(full_patch("p", [subject.places[0]], subject), part)
+    return bench._needs("p", part, bench.on(full_patch("p", [subject.places[0]], subject)))
 
 
 def test_a_parent_is_right_only_where_it_is_enough():
@@ -191,7 +191,7 @@ def test_a_part_that_is_always_or_never_enough_is_not_asked_about():
     generator = torch.Generator().manual_seed(0)
     banks = [draw_pairs(causal, ROWS, kind, 300, generator, variable="p") for kind in ("sensitive", "invariant")]
     bench = Bench("p", *record(subject, *banks), as_readout("softmax"))
-    assert bench._needs(full_patch("p", [subject.places[0]], subject), "a") is None
+    assert bench._needs("p", "a", bench.on(full_patch("p", [subject.places[0]], subject))) is None
 
 
 def test_one_no_of_two_questions_counts(monkeypatch):
@@ -204,3 +204,23 @@ def test_one_no_of_two_questions_counts(monkeypatch):
         assert bench.made_of(handle) == [said[expected]] * 2
     monkeypatch.setattr(bench, "_follows", lambda *_: None)
     assert bench.made_of(handle) == [said["yes"]] * 2
+
+
+def test_pairs_whose_mixture_is_refused_do_not_count_there_either():
+    def careful(a, b):
+        if ((a == 2) & (b == 0)).any():
+            raise ValueError("not written for such a mixture")
+        return torch.minimum(a, b)
+
+    bench, subject = bench_of(claimed())
+    natural = [~(x[:, :2] == torch.tensor([2, 0])).all(1) for x in (bench.tested.bank.base, bench.tested.bank.source)]
+    bench.tested = bench.tested.select(natural[0] & natural[1])
+    right = bench.on(full_patch("p", [subject.places[1]], subject))  # b alone
+    mixed = (bench.tested.bank.source[:, 0] == 2) & (bench.tested.bank.base[:, 1] == 0)
+    assert 0 < int(mixed.sum()) < len(mixed)
+    some = bench.tested.select(~mixed)
+    bench.tested = replace(bench.tested, bank=replace(bench.tested.bank, causal=claimed(careful)))
+    found = bench._needs("p", "a", right)
+    bench.tested = some
+    assert found == bench._needs("p", "a", right[~mixed.numpy()])
+    assert found is not None

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
@@ -147,9 +147,10 @@ class Bench:
         Two questions for each of them, and a no to either counts: does the handle follow it where swapping it alone
         would show and the variable's swap would not be the same; and is the handle right where it is not enough?
         """
-        found = []
+        found, right = [], self.on(handle)
         for part in self.sensitivity.bank.causal.ancestors(handle.variable):
-            asked = [gate for gate in (self._follows(handle, part), self._needs(handle, part)) if gate is not None]
+            both = self._follows(handle, part), self._needs(handle.variable, part, right)
+            asked = [gate for gate in both if gate is not None]
             found += [next((gate for gate in asked if gate.fails), asked[0])] if asked else []
         return found
 
@@ -167,18 +168,17 @@ class Bench:
         own, other = (np.concatenate([correct(r, handle, self.readout, x).double() for r in told]) for x in (v, ALONE))
         return g.does_more_than(part, boot.interval(own - other))
 
-    def _needs(self, handle: Handle, part: str) -> Gate | None:
-        """Asked on the discriminating pairs: is it right where swapping a part alone would not do, at least half as
-        often as where it would? A variable that is there in part does not care."""
-        some, alone = _swapped_alone(self.tested, part)
-        bank = some.bank
-        enough = bank.causal.accepts(bank.labels[handle.variable], alone).numpy()
+    def _needs(self, variable: str, part: str, right: Float[ndarray, " pairs"]) -> Gate | None:
+        """Asked on the discriminating pairs: is a handle `right` where swapping a part alone would not do, at least
+        half as often as where it would? A variable that is there in part does not care."""
+        pairs, alone = _swapped_alone(self.tested.bank, part)
+        bank, right = self.tested.bank.select(pairs), right[pairs.numpy()]
+        enough = bank.causal.accepts(bank.labels[variable], alone).numpy()
         if min(enough.sum(), (~enough).sum()) < g.LEAST_PAIRS:
             return None
         boot = _all_alike(bank)
         if boot.balanced_bases < g.LEAST_BASES:
             return None
-        right = correct(some, handle, self.readout).double().numpy()
         beyond = right * np.where(enough, -0.5 / enough.mean(), 1 / (~enough).mean())
         shares = float(right[enough].mean()), float(right[~enough].mean())
         return g.right_where_a_part_is_not_enough(part, *shares, boot.interval(beyond))
@@ -230,28 +230,29 @@ def _all_alike(bank: Bank) -> Bootstrap:
 
 def _where_told(recording: BankRecording, variable: str, part: str) -> BankRecording:
     """The pairs where swapping a part of a variable alone would show, and not as the variable's own swap."""
-    recording, alone = _swapped_alone(recording, part)
+    pairs, alone = _swapped_alone(recording.bank, part)
+    recording = recording.select(pairs)
     bank, accepts = recording.bank, recording.bank.causal.accepts
     own = bank.labels[variable]
     told = ~accepts(alone, bank.base_answer) & ~accepts(alone, own) & ~accepts(own, alone)
     return replace(recording, bank=replace(bank, labels={**bank.labels, ALONE: alone})).select(told)
 
 
-def _swapped_alone(recording: BankRecording, part: str) -> tuple[BankRecording, Tensor]:
-    """The answers to swapping a part alone, on the pairs whose mixture of values the causal model was written for."""
-    bank, causal = recording.bank, recording.bank.causal
+def _swapped_alone(bank: Bank, part: str) -> tuple[Int[Tensor, " pairs"], Tensor]:
+    """The pairs whose mixture of values the causal model was written for, and the answers to swapping a part alone."""
+    causal = bank.causal
     values = causal.run(bank.source)[part]
 
     def answers(pairs: slice) -> Tensor:
         return causal.run(bank.base[pairs], do={part: values[pairs]})[causal.output]
 
     with contextlib.suppress(Exception):  # a user's function, and whatever it does when it fails
-        return recording, answers(slice(None))
+        return torch.arange(len(bank)), answers(slice(None))
     found: dict[int, Tensor] = {}
     for k in range(len(bank)):
         with contextlib.suppress(Exception):
             found[k] = answers(slice(k, k + 1))
-    some = recording.select(torch.tensor(list(found), dtype=torch.long))
+    some = torch.tensor(list(found), dtype=torch.long)
     return some, torch.cat(list(found.values())) if found else bank.base_answer[:0]
 
 
