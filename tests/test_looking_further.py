@@ -164,7 +164,7 @@ def test_a_scout_goes_to_all_dropped_places_and_only_the_best_of_them_is_looked_
     _, problem = gates
     scout = Scores({"b": {"s5": 0.6, "s2": 0.7, "s1": 0.7}})
     inside = Scores({"a": {"s3": 0.99}, "b": {"s7": 0.5, "s2": 0.9, "s5": 1.0}})
-    stage = LookFurther(Best(((inside,),)), most=30, scout=(scout,))
+    stage = LookFurther(Best(((inside,),)), most=0, scout=(scout,))
     found = stage(problem, coarse(problem, ORDER, 2))
     assert scout.looked == [{"b": ["s5", "s4", "s3", "s2", "s1"]}]  # a is content
     assert inside.looked == [{"a": ["s3", "s1"], "b": ["s7", "s6"]}, {"b": ["s2"]}]  # between equals, the coarse order
@@ -173,24 +173,40 @@ def test_a_scout_goes_to_all_dropped_places_and_only_the_best_of_them_is_looked_
     assert found.profile["b"] == {"s7": 0.5, "s6": 0.0, "s5": 0.6, "s4": 0.0, "s3": 0.0, "s2": 0.9, "s1": 0.7}
 
 
-@pytest.mark.parametrize(("most", "scouted"), [(1, ["s6"]), (3, ["s6", "s5", "s4"])])
-def test_a_scout_keeps_to_the_budget(gates, most, scouted):
+@pytest.mark.parametrize(("count", "scouted"), [(1, ["s6"]), (3, ["s6", "s5", "s4"])])
+def test_a_scout_keeps_to_the_budget(gates, count, scouted):
     _, problem = gates
     scout, inside = Scores({"a": {}, "b": {}}), Scores({"a": {}, "b": {}})
-    found = LookFurther(Best(((inside,),)), most=most, scout=(scout,))(problem, coarse(problem, ORDER, 1))
+    stage = LookFurther(Best(((inside,),)), most=0, scout=(scout,), scouted=count)
+    found = stage(problem, coarse(problem, ORDER, 1))
     assert [call["b"] for call in scout.looked] == [scouted]
     assert found.handles["b"].places == ["s7"]  # nothing better was found
-    assert found.handles["b"].chosen["untried"] == [f"s{d}" for d in "654321"[most:]]
+    assert found.handles["b"].chosen["untried"] == [f"s{d}" for d in "654321"[count:]]
 
 
-@pytest.mark.parametrize(("width", "scouts"), [(64, 0), (65, 1)])
-def test_wide_places_are_scouted(width, scouts):
+def test_a_scout_goes_where_looking_in_all_ways_has_ended(gates):
+    _, problem = gates
+    scout = Scores({"b": {"s4": 0.6, "s1": 0.7}})
+    inside = Scores({"a": {"s3": 0.99}, "b": {"s7": 0.5, "s1": 0.8}})
+    found = LookFurther(Best(((inside,),)), most=2, scout=(scout,))(problem, coarse(problem, ORDER, 1))
+    assert [call["b"] for call in inside.looked] == [["s7"], ["s6"], ["s5"], ["s1"]]
+    assert scout.looked == [{"b": ["s4", "s3", "s2", "s1"]}]
+    assert found.handles["b"].places == ["s1"]
+    assert found.handles["b"].chosen["untried"] == []
+    content = Scores({"a": {"s3": 0.99}, "b": {"s7": 0.5, "s5": 1.0}})
+    again = LookFurther(Best(((content,),)), most=2, scout=(scout,))(problem, coarse(problem, ORDER, 1))
+    assert len(scout.looked) == 1  # nobody needs it
+    assert again.handles["b"].chosen["untried"] == ["s4", "s3", "s2", "s1"]
+
+
+@pytest.mark.parametrize(("width", "wide"), [(64, False), (65, True)])
+def test_all_dropped_places_are_scouted_and_some_narrow_ones_looked_into_before(width, wide):
     places = [Place(f"p{k}", width, k) for k in range(9)]
     [further] = [s for s in progressive(places, 2).stages if isinstance(s, LookFurther)]
-    assert len(further.scout) == scouts
-    assert further.most == (30 if scouts else 6)
+    assert len(further.scout) == 1
+    assert (further.most, further.scouted) == (0 if wide else 6, 30)
     few = [further.best.ways[k] for k in further.outputs]
-    assert [[type(stage) for stage in way] for way in few] == ([[ClosedForm], []] if scouts else [])
+    assert [[type(stage) for stage in way] for way in few] == ([[ClosedForm], []] if wide else [])
     [rotating] = [s for s in progressive(places, 2, das=True).stages if isinstance(s, LookFurther)]
     assert not rotating.outputs  # rotations follow the size of what was found
 

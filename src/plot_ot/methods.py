@@ -31,7 +31,7 @@ NARROW, FEW, KEPT = 64, 4, 3
 """Up to this width every neuron is a site of its own; up to this many places none is left out beforehand; where there
 are more, so many are kept for a closer look."""
 SCOUT, SCOUTED = ClosedForm(ridges=(1e-1,), sizes=(1, 2), strengths=(1.0, 2.0), further=()), 30
-"""What looks for a variable in the places that were dropped where places are wide, and in how many of them."""
+"""What looks for a variable in the places that were dropped, and in how many of them."""
 COARSE = Transport("uot-one-sided", epsilon=(0.05, 0.2), beta=(0.03, 0.3, 3.0), scale="median")
 FINE = Transport(epsilon=(0.01, 0.03, 0.1, 0.5), scale="median")
 WIDE_FINE = Transport(epsilon=(0.03, 0.3), scale="median")
@@ -218,8 +218,9 @@ def progressive(
     inner = Best((*inside, *ways))
     if ways:
         cheap = () if das else (len(inside) - 1, len(inside))  # closed forms, and what there is
-        wide = LookFurther(inner, most=SCOUTED, scout=(SCOUT,), outputs=cheap)
-        stages.append(LookFurther(inner) if width <= NARROW else wide)
+        narrow = LookFurther(inner, scout=(SCOUT,), scouted=SCOUTED)
+        wide = replace(narrow, most=0, outputs=cheap)  # where a way inside costs more than the whole of a narrow place
+        stages.append(narrow if width <= NARROW else wide)
     else:
         stages.append(inner)
     if not thorough:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plot_ot.handles import Handle
 from plot_ot.stages.forecast import Forecast
 from plot_ot.stages.problem import Problem, Stage, State, advance, best_of
 from plot_ot.subjects import BankRecording, Place
+
+Inside = Callable[[Problem, State], State]
 
 
 @dataclass(frozen=True)
@@ -87,41 +89,38 @@ class LookFurther:
 
     A whole patch of a place that several variables share looks like copying the source, so a coarse stage may drop
     the right place. As long as a variable's calibration score is below `enough`, the next places in the order of the
-    coarse coupling are tried, as many at a time as were kept, up to `most` more. What is left is named as untried.
-    A `scout`, stages that end in a handle at little cost, goes to all of these places at once; then only the one where
-    it did best is looked into in all ways. Output variables, of which no verdict asks more than where they are set, can
-    be given fewer ways, `outputs`, and are then not looked for further.
+    coarse coupling are tried, as many at a time as were kept, up to `most` more. Then a `scout`, stages that end in a
+    handle at little cost, goes to all places that are left, up to `scouted`, at once, and only the one where it did
+    best is looked into in all ways. What is left after that is named as untried. Output variables, of which no verdict
+    asks more than where they are set, can be given fewer ways, `outputs`, and are then not looked for further.
     """
 
     best: Best
     enough: float = 0.97
     most: int = 6
     scout: tuple[Stage, ...] = ()
+    scouted: int = 30
     outputs: tuple[int, ...] = ()
 
     def __call__(self, problem: Problem, state: State) -> State:
         outputs = self._outputs(problem.variables, problem.fit)
         others = [v for v in problem.variables if v not in outputs]
         found = self.best(problem.only(others), _open_to(state, others)) if others else replace(state, handles={})
-        tried = {v: list(state.places[v]) for v in others}
-        left = {v: [p for p in self._order(problem, state, v) if p not in tried[v]] for v in others}
-        for _ in range(self.most):
-            wanting = [v for v in others if left[v] and self._score(found, v) < self.enough]
-            room = {v: self.most - (len(tried[v]) - len(state.places[v])) for v in wanting}
-            wanting = [v for v in wanting if room[v] > 0]
-            if not wanting:
-                break
-            places: dict[str, tuple[Place, ...]] = {}
-            for v in wanting:
-                count = room[v] if self.scout else min(max(1, len(state.places[v])), room[v])
-                places[v], left[v] = tuple(left[v][:count]), left[v][count:]
-                tried[v] += places[v]
-            again = self._inside(problem.only(wanting), replace(state, places=places))
-            for v in wanting:
-                if self._score(again, v) > self._score(found, v) + 1e-9:
-                    found = _with_variable(found, again, v)
-            capacity = best_of(found.capacity, again.capacity)
-            found = replace(found, profile=best_of(found.profile, again.profile), capacity=capacity)
+        left = {v: [p for p in self._order(problem, state, v) if p not in state.places[v]] for v in others}
+        ways: list[tuple[Inside, int]] = [(self.best, self.most), (self._scouted, self.scouted if self.scout else 0)]
+        for inside, budget in ways:
+            further = dict.fromkeys(others, 0)
+            for _ in range(budget):
+                wanting = [v for v in others if left[v] and self._score(found, v) < self.enough and further[v] < budget]
+                if not wanting:
+                    break
+                places: dict[str, tuple[Place, ...]] = {}
+                for v in wanting:
+                    at_once = max(1, len(state.places[v])) if inside is self.best else budget
+                    count = min(at_once, budget - further[v])
+                    places[v], left[v] = tuple(left[v][:count]), left[v][count:]
+                    further[v] += count
+                found = self._with_further(found, inside(problem.only(wanting), replace(state, places=places)))
         handles = {v: noting(h, untried=[p.name for p in left[v]]) for v, h in found.handles.items()}
         same = {v: c for v, c in found.calibrations.items() if c.handle is found.handles[v]}
         kept = {v: replace(c, handle=handles[v]) for v, c in same.items()}
@@ -159,23 +158,30 @@ class LookFurther:
         if ahead.case == "highest":  # nothing was good enough until the budget was spent
             at = {v: dict(own) for v, own in ahead.open.items()}
             first = max(map(len, at.values()))
-            further = min(self.most, len(ahead.scene.shape.places) - first)
-            for _ in range(-(-further // max(1, first))):
-                if self.scout:
-                    ahead.walk(self.scout)
-                else:
-                    self.best.forecast(ahead)
+            others = len(ahead.scene.shape.places) - first
+            for _ in range(-(-min(self.most, others) // max(1, first))):
+                self.best.forecast(ahead)
                 ahead.open = {v: dict(own) for v, own in at.items()}
-            if self.scout:
+            scouted = min(self.scouted, others - self.most) if self.scout else 0
+            for _ in range(-(-max(0, scouted) // max(1, first))):
+                ahead.walk(self.scout)
+                ahead.open = {v: dict(own) for v, own in at.items()}
+            if scouted > 0:
                 ahead.narrow(1)
                 self.best.forecast(ahead)
                 ahead.open = at
         self.best.forecast(ahead)
 
-    def _inside(self, problem: Problem, state: State) -> State:
-        """All ways inside the places that are open, or inside the best of them by the scout."""
-        if not self.scout:
-            return self.best(problem, state)
+    def _with_further(self, found: State, again: State) -> State:
+        """What was found, and what was found further on where that does better."""
+        for v in again.handles:
+            if self._score(again, v) > self._score(found, v) + 1e-9:
+                found = _with_variable(found, again, v)
+        capacity = best_of(found.capacity, again.capacity)
+        return replace(found, profile=best_of(found.profile, again.profile), capacity=capacity)
+
+    def _scouted(self, problem: Problem, state: State) -> State:
+        """All ways inside the best of the open places, by the scout."""
         scouted, _ = _walked(problem, replace(state, profile={}), self.scout)
         seen = {(v, p): scouted.profile[v].get(p.name, 0.0) for v in problem.variables for p in state.places[v]}
         best = {v: max(state.places[v], key=lambda p: seen[v, p]) for v in problem.variables}
