@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("what", choices=("simulate", "networks", "smollm2", "page"))
     parser.add_argument("--studies", type=int, default=250)
     parser.add_argument("--seeds", type=int, nargs=2, default=(1000, 1007), metavar=("FIRST", "LAST"))
+    parser.add_argument("--kinds", nargs="*", choices=LARGE, help="smollm2: only these studies")
     parser.add_argument("--out", type=Path, default=Path("runs/early"))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -235,8 +236,8 @@ def main() -> None:
         networks(seeds, args.out)
     elif args.what == "smollm2":
         for seed in seeds:
-            for kind, made in LARGE.items():
-                compare("smollm2", kind, seed, partial(made, seed), args.out)
+            for kind in args.kinds or LARGE:
+                compare("smollm2", kind, seed, partial(LARGE[kind], seed), args.out)
     else:
         print("\n".join(page(args.out)))
 
