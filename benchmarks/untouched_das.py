@@ -131,7 +131,9 @@ def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, jud
     best = min(units_in(out, seed), key=lambda u: (-round(u["calibration_score"], 9), u["size"]))
     place = next(p for p in task.subject.places if p.name == best["block"])
     judge = Judge(problem, tests, _refused, "standard")
-    methods: dict[str, tuple[Stage, ...]] = {"full DAS": (replace(das, every=1),), "closed form": (ClosedForm(),)}
+    sizes = tuple(sorted(u["size"] for u in units_in(out, seed) if u["block"] == best["block"]))
+    searched = replace(das, every=1, dimensions=sizes)  # the control with shuffled values trains all of these
+    methods: dict[str, tuple[Stage, ...]] = {"full DAS": (searched,), "closed form": (ClosedForm(),)}
     found = []
     for name, stages in methods.items():
         method = Method(name, name, stages, kind=MethodKind.DAS)
