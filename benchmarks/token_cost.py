@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import plot_ot
 from heq_speed import commit
+from measuring import Peak, resident
 from pages import markdown
 from plot_ot.abstract.splitting import from_inputs
 from plot_ot.localizing import read_given
@@ -143,7 +144,7 @@ def measure(subject: DecoderSubject, h: plot_ot.Hypothesis, given: Any, pairs: i
     start = time.process_time()
     ClosedForm()._everywhere(fit, State.start(problem))
     closed = time.process_time() - start
-    with counting(subject) as ran:
+    with counting(subject) as ran, Peak(resident()) as peak:
         start = time.process_time()
         _, parts = method.run(problem)
         took = time.process_time() - start
@@ -161,6 +162,7 @@ def measure(subject: DecoderSubject, h: plot_ot.Hypothesis, given: Any, pairs: i
         "planned": before,
         "unit": unit,
         "seconds": took,
+        "peak": peak.bytes,
         "ratio": took / (ran.all * one),
         "closed_form": closed,
         "parts": {k: v for k, v in parts.items() if v},
@@ -185,10 +187,11 @@ def page(found: dict[str, dict[str, Any]]) -> list[str]:
                 f"{r['seconds']:.1f}",
                 f"**{r['ratio']:.2f}**",
                 f"{r['closed_form']:.2f}",
+                f"{r['peak'] / 1e6:.0f}" if "peak" in r else "-",
             ]
         )
     head = ["network", "places", "pairs", "tokens", "block-tokens", "planned (lowest .. highest)"]
-    head += ["µs of one, plain", "CPU s", "ratio", "CPU s of all closed forms"]
+    head += ["µs of one, plain", "CPU s", "ratio", "CPU s of all closed forms", "peak MB"]
     made = "; ".join(f"{name}: `{r['command']}` at commit {r['commit']}" for name, r in found.items())
     return [
         "# What edits at earlier tokens cost",
@@ -199,8 +202,9 @@ def page(found: dict[str, dict[str, Any]]) -> list[str]:
         "",
         "The ratio is the search's CPU seconds divided by what as many block-tokens take in plain forward passes "
         f"over the same prompts, run before and after it in the same process. The target is at most {WANTED:g}. "
-        "`planned` is what `predict` says before anything runs. The last column is the linear algebra of closed "
-        "forms for both variables at every place; no response is run for it.",
+        "`planned` is what `predict` says before anything runs. Closed forms are their linear algebra for both "
+        "variables at every place; no response is run for it. `peak` is the highest memory of the search above what "
+        "the process had with everything recorded.",
         "",
         *markdown(head, rows),
         "",
