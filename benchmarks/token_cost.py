@@ -27,6 +27,7 @@ import plot_ot
 from heq_speed import commit
 from measuring import Peak, resident
 from pages import markdown
+from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.splitting import from_inputs
 from plot_ot.localizing import read_given
 from plot_ot.methods import progressive
@@ -132,7 +133,8 @@ def plain(subject: DecoderSubject, rows: Tensor) -> float:
 def measure(subject: DecoderSubject, h: plot_ot.Hypothesis, given: Any, pairs: int, seed: int) -> dict[str, Any]:
     """Search once, with plain forwards before and after it."""
     everything = torch.Generator().manual_seed(seed)
-    splits, _ = from_inputs(h.causal, given, lambda rows: torch.ones(len(rows), dtype=torch.bool), pairs, everything)
+    every = Admission(lambda rows: torch.ones(len(rows), dtype=torch.bool))
+    splits = from_inputs(h.causal, given, every, pairs, everything).splits
     fit, calibration = record(subject, splits.fit, splits.calibration)
     variables = splits.fit.variables
     problem = Problem(subject, fit, calibration, variables, as_readout("logits"), seed)
