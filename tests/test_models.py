@@ -192,11 +192,17 @@ def test_a_gguf_file_is_dequantised_once(gguf_file: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX maps")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_a_kept_conversion_is_mapped_into_memory(
-    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None
 ) -> None:
     monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
-    loaded = resolve(gguf_file)
+    loaded = resolve(gguf_file, dtype=dtype)
+    plain, _ = load_model(gguf_file, dtype=dtype)  # dequantised, then cast
+    assert digest_weights(loaded.model) == digest_weights(plain)
+    assert {p.dtype for p in loaded.model.parameters()} == {dtype or torch.float32}
+    [kept] = (tmp_path / "cache" / "converted").iterdir()
+    assert kept.name.endswith("" if dtype is None else str(dtype).split(".")[1])
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "model.safetensors" in line]
     spans = [tuple(int(x, 16) for x in line[0].split("-")) for line in maps if str(tmp_path) in line[-1]]
     at = loaded.model.model.layers[0].mlp.up_proj.weight.data_ptr()

