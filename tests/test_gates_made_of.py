@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from plot_ot.abstract.banks import draw_pairs
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.judging.bench import ALONE, Bench, _where_told
+from plot_ot.judging.bench import ALONE, Bench, _swapped_alone, _where_told
 from plot_ot.judging.controls import full_patch
-from plot_ot.judging.gates import Answer, Gate, does_more_than
+from plot_ot.judging.gates import LEAST_PAIRS, Answer, Gate, does_more_than
 from plot_ot.judging.intervals import Interval
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Opponents, Verdict, judge
@@ -182,6 +183,19 @@ def test_a_variable_that_is_there_in_part_does_not_care_which_parent_decides():
         assert gate is not None
         assert gate.answer is Answer.HOLDS
         assert 0.05 < gate.value < 0.3
+
+
+def test_what_few_pairs_leave_open_does_not_count():
+    bench, _ = bench_of(claimed())
+    assert bench._needs("p", "a", np.ones(len(bench.tested))) is not None
+    some = torch.arange(len(bench.tested))[::7]
+    bench.tested = bench.tested.select(some)
+    rng = np.random.default_rng(0)
+    right = (rng.random(len(some)) < 0.3).astype(float)  # b is not enough on about half of the pairs
+    enough = bench.tested.bank.labels["p"] == _swapped_alone(bench.tested.bank, "a")[1]
+    assert min(int(enough.sum()), int((~enough).sum())) >= LEAST_PAIRS
+    right[~enough.numpy()] = right[~enough.numpy()] * (rng.random(int((~enough).sum())) < 0.5)
+    assert bench._needs("p", "a", right) is None
 
 
 def test_a_part_that_is_always_or_never_enough_is_not_asked_about():

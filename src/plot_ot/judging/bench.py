@@ -181,7 +181,8 @@ class Bench:
             return None
         beyond = right * np.where(enough, -0.5 / enough.mean(), 1 / (~enough).mean())
         shares = float(right[enough].mean()), float(right[~enough].mean())
-        return g.right_where_a_part_is_not_enough(part, *shares, boot.interval(beyond))
+        gate = g.right_where_a_part_is_not_enough(part, *shares, boot.interval(beyond))
+        return gate if _said(gate) else None  # of many parts some have few pairs of either kind: they prove nothing
 
     def vacuous(self, opponents: Searched) -> Mapping[str, Score]:
         """What the searches reach that must fail, on average."""
