@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from plot_ot.stages.choose import TrainDas, best_rotation
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
-from plot_ot.stages.problem import Problem, Stage, State
+from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place, record
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.text_data import Sizes
@@ -53,15 +53,15 @@ def das_of(task: MultipleChoice) -> TrainDas:
     return stage
 
 
-def rotated(problem: Problem, spec: DasSpec, place: Place, size: int) -> tuple[Json, State]:
-    """One rotation: what it reaches on calibration pairs, and its handle."""
-    salt = problem.subject.places.index(place) * 10_000 + size
+def rotated(problem: Problem, spec: DasSpec, place: Place, size: int, start: int = 0) -> tuple[Json, State]:
+    """One rotation: what it reaches on calibration pairs, and its handle. Every start has its own directions."""
+    salt = problem.subject.places.index(place) * 10_000 + size + start * 1_000_000
     rotation, seconds = timed(
         lambda: train_rotations(problem.fit, place, [POINTER], [size], problem.readout, spec, problem.generator(salt))
     )
     handle = best_rotation(problem, rotation)
     reached = {name: handle.chosen[name] for name in ("calibration_score", "fit_loss", "epochs")}
-    told = {"block": place.name, "size": size, "most": spec.most, "version": version()}
+    told = {"block": place.name, "size": size, "most": spec.most, "start": start, "version": version()}
     unit = {**told, **reached, "cpu": seconds.cpu}
     return unit, State({POINTER: (place,)}, handles={POINTER: handle})
 
@@ -114,12 +114,29 @@ def recordings(task: MultipleChoice, seed: int) -> tuple[Problem, Mapping[tuple[
     return problem, dict(zip(tests, recorded, strict=True))
 
 
-def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, longer: int, judge_it: bool) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """What a call is to add to the out folder."""
+
+    blocks: Sequence[int]
+    late: Sequence[int]
+    longer: int
+    again: int
+    judge: bool
+
+
+def study(task: MultipleChoice, seed: int, asked: Asked, out: Path) -> None:
     """All rotations that are not there yet; then the best of all, and a closed form at its block, before the judge."""
     problem, tests = recordings(task, seed)
-    das = das_of(task)
+    das, longer = das_of(task), asked.longer
     assert isinstance(das.dimensions, tuple)
-    places = [task.subject.places[b] for b in blocks]
+    judge = Judge(problem, tests, _refused, "standard")
+    closed = Method("closed form", "closed form", (ClosedForm(),), kind=MethodKind.DAS)
+    for place in (task.subject.places[b] for b in asked.late):
+        path = out / f"{seed}-late-{place.name}.json"
+        row = _once(path, lambda place=place: judged(judge, closed, closed.run(problem, {POINTER: (place,)})[0], task))
+        print(row["sentence"], flush=True)
+    places = [task.subject.places[b] for b in asked.blocks]
     _once(out / f"{seed}-stage-a.json", lambda: stage_a(problem, task))
     for place in places:
         _once(out / f"{seed}-scout-{place.name}.json", lambda place=place: scouted(problem, place))
@@ -128,6 +145,12 @@ def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, lon
         unit = _once(path, lambda place=place, k=k: rotated(problem, das.spec, place, k)[0])
         print(f"{place.name}, k = {k}: {unit['calibration_score']:.3f} ({unit['cpu']:.0f} CPU s)", flush=True)
     by_name = {place.name: place for place in task.subject.places}
+    if asked.again:
+        best = min(first_of(units_in(out, seed)), key=lambda u: -u["calibration_score"])["block"]
+        for k in das.dimensions[:-1]:  # the whole width needs no training
+            path = out / f"{seed}-{best}-{k}-start-{asked.again}.json"
+            unit = _once(path, lambda k=k: rotated(problem, das.spec, by_name[best], k, asked.again)[0])
+            print(f"{best}, k = {k}, start {asked.again}: {unit['calibration_score']:.3f}", flush=True)
     if longer:
         spec = replace(das.spec, most=longer)
         once = [u for u in units_in(out, seed) if u["epochs"] and u["most"] != longer]
@@ -136,19 +159,17 @@ def study(task: MultipleChoice, seed: int, blocks: Sequence[int], out: Path, lon
             unit = _once(path, lambda u=u: rotated(problem, spec, by_name[u["block"]], u["size"])[0])
             print(f"{u['block']}, k = {u['size']}, up to {longer} epochs: {unit['calibration_score']:.3f}", flush=True)
     path = out / f"{seed}-judged.json"
-    if path.exists() or not judge_it:
+    if path.exists() or not asked.judge:
         return
     best = min(units_in(out, seed), key=lambda u: (-round(u["calibration_score"], 9), u["size"]))
     place, spec = by_name[best["block"]], replace(das.spec, most=best["most"])
-    judge = Judge(problem, tests, _refused, "standard")
     sizes = tuple(sorted({u["size"] for u in units_in(out, seed) if u["block"] == best["block"]}))
     searched = replace(das, every=1, dimensions=sizes)  # the control with shuffled values trains all of these
-    methods: dict[str, tuple[Stage, ...]] = {"full DAS": (searched,), "closed form": (ClosedForm(),)}
+    full = Method("full DAS", "full DAS", (searched,), kind=MethodKind.DAS)
     found = []
-    for name, stages in methods.items():
-        method = Method(name, name, stages, kind=MethodKind.DAS)
-        if name == "full DAS":
-            _, state = rotated(problem, spec, place, best["size"])
+    for method in (full, closed):
+        if method is full:
+            _, state = rotated(problem, spec, place, best["size"], best.get("start", 0))
         else:
             state, _ = method.run(problem, {POINTER: (place,)})
         found.append(judged(judge, method, state, task))
@@ -173,12 +194,18 @@ def units_in(out: Path, seed: int) -> list[Json]:
     return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob(f"{seed}-block_output*.json"))]
 
 
+def first_of(units: Sequence[Json]) -> list[Json]:
+    """The grid itself: first starts, trained as long as asked at first."""
+    least = min(u["most"] for u in units)
+    return [u for u in units if u["most"] == least and not u.get("start", 0)]
+
+
 def tables(out: Path, seed: int, command: str) -> list[str]:
     """Calibration scores of all rotations, and the verdicts."""
     units = units_in(out, seed)
     blocks = sorted({u["block"] for u in units}, key=lambda name: int(name.rsplit(".", 1)[1]))
     sizes = sorted({u["size"] for u in units})
-    first = [u for u in units if u["most"] == min(x["most"] for x in units)]
+    first = first_of(units)
     reached = {(u["block"], u["size"]): f"{u['calibration_score']:.3f}" for u in first}
     again = [u for u in units if u not in first]
     rows = [[block, *(reached.get((block, k), "-") for k in sizes)] for block in blocks]
@@ -190,14 +217,16 @@ def tables(out: Path, seed: int, command: str) -> list[str]:
         *markdown(["block", *(f"k = {k}" for k in sizes)], rows),
         "",
         *(
-            f"- {u['block']}, k = {u['size']}, up to {u['most']} epochs: {u['calibration_score']:.3f}"
+            f"- {u['block']}, k = {u['size']}, start {u.get('start', 0) + 1}, up to {u['most']} epochs: "
+            f"{u['calibration_score']:.3f}"
             for u in sorted(again, key=lambda u: -u["calibration_score"])
         ),
         "",
     ]
     path = out / f"{seed}-judged.json"
-    if path.exists():
-        told = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    told = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    told += [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob(f"{seed}-late-*.json"))]
+    if told:
         lines += markdown(
             [
                 "method",
@@ -265,6 +294,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, default=11, help="how many of the paper's sizes")
     parser.add_argument("--blocks", default="17-25", help="blocks, as 17-25 or 21,22")
     parser.add_argument("--longer", type=int, default=0, help="epochs with which the best few are trained once more")
+    parser.add_argument("--again", type=int, default=0, help="1: a second start at the best block, 2: a third ...")
+    parser.add_argument("--late", default="", help="blocks where a closed form is put before the judge, as 22-27")
     parser.add_argument("--judge", action="store_true", help="look at test pairs when all rotations are there")
     parser.add_argument("--out", type=Path, default=Path("runs/untouched_das"))
     parser.add_argument("--figure", type=Path, help="a picture of all blocks")
@@ -274,7 +305,8 @@ def main() -> None:
     sizes = Sizes(args.fit, args.pairs, args.pairs, transfer=4)
     task = MultipleChoice(model=args.model, dtype=args.dtype, das_epochs=args.epochs, das_sizes=args.sizes, sizes=sizes)
     args.out.mkdir(parents=True, exist_ok=True)
-    study(task, args.seed, layer_numbers(args.blocks, "--blocks"), args.out, args.longer, args.judge)
+    blocks, late = layer_numbers(args.blocks, "--blocks"), layer_numbers(args.late, "--late") if args.late else []
+    study(task, args.seed, Asked(blocks, late, args.longer, args.again, args.judge), args.out)
     name = Path(args.model).name
     command = f"python benchmarks/untouched_das.py --model {name} --seed {args.seed} --blocks {args.blocks}"
     lines = tables(args.out, args.seed, command)
