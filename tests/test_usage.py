@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,14 @@ from plot_ot.judging import usage
 from plot_ot.judging.status import Status
 from plot_ot.judging.usage import Used, read_from_used, used_directions
 from plot_ot.judging.verdict import Opponents, judge
+from plot_ot.methods import Method
 from plot_ot.signatures import as_readout
 from plot_ot.stages.calibrate import correct
-from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
+from plot_ot.stages.closed_form import RULES, ClosedForm, cell_shift, cell_variables
+from plot_ot.stages.problem import Problem
 from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, record
+from plot_ot.tasks import MultipleChoice
+from plot_ot.tasks.text_data import Sizes
 from truth import illusions, kinds
 from truth.known import Known, draw_splits
 
@@ -131,7 +136,7 @@ def linear_subject(seed: int) -> tuple[MLPSubject, torch.Tensor]:
     return MLPSubject(net), seen
 
 
-def test_the_used_functionals_of_a_linear_network_are_those_its_outputs_see():
+def test_the_used_functionals_of_a_linear_network_are_those_its_outputs_see(monkeypatch):
     subject, seen = linear_subject(0)
     known = kinds.planted(1100)
     rows = torch.cartesian_prod(*[torch.arange(3)] * 6)
@@ -141,15 +146,38 @@ def test_the_used_functionals_of_a_linear_network_are_those_its_outputs_see():
     edit = Edit(place, Frame.identity(6), torch.ones(6))
     used = used_directions(fit, edit, torch.Generator().manual_seed(0))
     assert used.rank == 2
-    # a used functional reads the same after it is rebuilt, one that is not loses what the others do not predict
+    # a used functional reads nearly the same after it is rebuilt, and exactly so where no effect is faint
+    counts = used.effects**2 / (used.effects**2 + 0.2**2)
+    assert float(counts[0]) > 0.9
+    inside = used.basis.T @ used.root @ seen.double().T
     kept = used.reading(seen.double().T)
-    assert torch.allclose(kept, seen.double().T, atol=1e-4)
+    assert torch.allclose(used.basis.T @ used.root @ kept, counts[:, None] * inside, atol=1e-6)
+    monkeypatch.setattr(usage, "FAINT", 1e-9)
+    assert torch.allclose(used.reading(seen.double().T), seen.double().T, atol=1e-4)
+    # one that is not loses what the others do not predict
     other = torch.linalg.svd(seen.double())[2][2:].T
     assert float((used.reading(other) - other).norm()) > 0.5
     # and the swap that they do not see changes no output
     swap = used.unseen()
     assert float((seen.double() @ swap).abs().max()) < 1e-4 * float(seen.abs().max())
     assert isinstance(used, Used)
+
+
+def test_an_effect_is_what_a_natural_change_does_to_the_outputs_beside_what_the_handle_does():
+    """In a linear network with outputs M a, a unit of y along v changes them by M C^{1/2} v."""
+    subject, _ = linear_subject(0)
+    rows = torch.cartesian_prod(*[torch.arange(3)] * 6)
+    splits = draw_splits(kinds.planted(1100).causal, rows, 100, 0)  # so few that all of them are looked at
+    [fit] = record(subject, splits.fit)
+    place = subject.places[0]
+    for gain in (1.0, 0.25):
+        edit = Edit(place, Frame.identity(6), torch.full((6,), gain))
+        used = used_directions(fit, edit, torch.Generator().manual_seed(0))
+        outputs = subject.net[2].weight.double().detach()
+        moved = (fit.source_at(place) - fit.base_at(place)).double() @ outputs.T * gain
+        handle = (moved**2).sum(dim=1).mean().sqrt()
+        expected = torch.linalg.svdvals(outputs @ used.root)[:2] / handle
+        assert torch.allclose(used.effects, expected, rtol=1e-3)
 
 
 def test_jumps_without_a_gradient_are_found_by_swapping():
@@ -166,8 +194,9 @@ def test_jumps_without_a_gradient_are_found_by_swapping():
     [fit] = record(jumping, draw_splits(known.causal, rows, 400, 0).fit)
     place = jumping.places[0]
     used = used_directions(fit, Edit(place, Frame.identity(6), torch.ones(6)), torch.Generator().manual_seed(0))
-    kept = used.reading(seen[:1].double().T).squeeze(1)
-    assert float(torch.nn.functional.cosine_similarity(kept, seen[0].double(), dim=0)) > 0.9
+    kept = used.root @ used.reading(seen[:1].double().T).squeeze(1)
+    wanted = used.root @ seen[0].double()
+    assert float(torch.nn.functional.cosine_similarity(kept, wanted, dim=0)) > 0.9
 
 
 def test_a_reading_through_an_encoder_is_not_rebuilt():
@@ -213,14 +242,13 @@ def test_the_span_of_rows_is_orthonormal_and_holds_them_strongest_first():
 
 
 def test_the_fewest_functionals_that_are_enough_are_found():
-    basis = orthonormal(2, 6, 5, dtype=torch.float64)
-    slopes = torch.diag(torch.tensor([1.0, 9.0, 3.0, 27.0, 81.0], dtype=torch.float64)) @ basis.T
-    used = Used(None, basis, torch.eye(6, dtype=torch.float64))  # type: ignore[arg-type]
+    basis, effects = orthonormal(2, 6, 5, dtype=torch.float64), torch.tensor([9.0, 5.0, 3.0, 0.1, 0.0])
+    used = Used(None, basis, torch.eye(6, dtype=torch.float64), effects)  # type: ignore[arg-type]
+    assert used.count == 3
     for enough in range(1, 6):
-        found = usage._fewest(used, slopes, lambda u, enough=enough: u.rank >= enough)
-        assert found.rank == enough
-        strongest = basis[:, [4, 3, 1, 2, 0][:enough]]
-        assert torch.allclose(found.basis @ found.basis.T, strongest @ strongest.T, atol=1e-8)
+        found = usage._fewest(used, lambda u, enough=enough: u.rank >= enough)
+        assert torch.equal(found.basis, basis[:, :enough])
+        assert torch.equal(found.effects, effects[:enough])
 
 
 def test_an_edit_is_read_and_written_along_its_nonzero_gains(plant):
@@ -256,19 +284,19 @@ def test_readings_are_refitted_by_projection_and_ridge_regression(plant):
     place, d = edit.place, edit.place.width
     difference = (fit.source_at(place) - fit.base_at(place)).double()
     root = usage._root(difference)
-    basis = orthonormal(4, d, 5, dtype=torch.float64)
-    used = Used(place, basis, root)
+    basis, effects = orthonormal(4, d, 5, dtype=torch.float64), torch.tensor([3.0, 1.0, 0.3, 0.1, 0.01]).double()
+    used = Used(place, basis, root, effects)
     read, write, gains = usage._parts(edit)
     found = usage.refitted_readings(fit, edit, used, "p")
     seen = difference @ read
-    whitened = np.linalg.solve(root.numpy(), difference.numpy().T).T @ basis.numpy()
-    expected = [np.linalg.solve(root.numpy(), (basis @ basis.T @ root @ read).numpy())]
+    weighted = np.linalg.solve(root.numpy(), difference.numpy().T).T @ basis.numpy() * effects.numpy()
+    shrunk = (basis * (effects**2 / (effects**2 + 0.2**2))) @ basis.T
+    expected = [np.linalg.solve(root.numpy(), (shrunk @ root @ read).numpy())]
     for target in (seen, usage._mean_by_values(seen, fit, "p")):
-        for ridge in (1e-3, 1e-1):
-            gram = whitened.T @ whitened / len(fit) + ridge * np.eye(5)
-            fitted = np.linalg.solve(gram, whitened.T @ target.numpy() / len(fit))
-            expected.append(np.linalg.solve(root.numpy(), basis.numpy() @ fitted))
-    assert len(found) == len(expected) == 5
+        gram = weighted.T @ weighted / len(fit) + 0.2**2 * np.eye(5)
+        fitted = np.linalg.solve(gram, weighted.T @ target.numpy() / len(fit))
+        expected.append(np.linalg.solve(root.numpy(), basis.numpy() * effects.numpy() @ fitted))
+    assert len(found) == len(expected) == 3
     for one, other in zip(found, expected, strict=True):
         assert one.place == place
         assert torch.equal(one.gains, gains)
@@ -277,22 +305,52 @@ def test_readings_are_refitted_by_projection_and_ridge_regression(plant):
 
 
 def test_natural_writings_are_what_goes_with_the_reading(plant):
+    """The variable's own change, or where it follows from the rest (here: of a sum), all that changes with it."""
+    for known, rules in ((plant[0], 0), (illusions.line(1100), len(RULES) + 1)):
+        fit, _, _, _ = recorded(known, 200)
+        [edit] = known.handles["p"].edits
+        difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double()
+        read, _, _ = usage._parts(edit)
+        found = usage.natural_writings(fit, edit, "p")
+        own = usage.own_shift(fit, edit.place, "p")
+        everyone = torch.arange(len(fit))
+        if rules:
+            assert own is None
+            targets = [cell_shift(fit, edit.place, "p", cell_variables(fit, "p", rule)) for rule in RULES]
+            targets = [(everyone, difference) if t is None else t for t in targets] + [(everyone, difference)]
+        else:
+            targets = [(everyone, own)]
+        assert len(found) == len(targets)
+        for one, (pairs, delta) in zip(found, targets, strict=True):
+            seen = (difference[pairs] @ read).numpy()
+            gram = seen.T @ seen / len(seen)
+            ridge = 1e-3 * np.diag(gram).mean() * np.eye(len(gram))
+            write = np.linalg.solve(gram + ridge, seen.T @ delta.numpy() / len(seen)).T
+            np.testing.assert_allclose(one.frame.write, write, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(one.frame.read, read, rtol=1e-5, atol=1e-6)
+            assert torch.equal(one.gains, torch.ones(read.shape[1]))
+
+
+def test_a_variables_own_change_is_its_part_in_a_regression_on_all_that_the_answer_is_made_of(plant):
+    """Against a plain least-squares fit over the distinct inputs, with a column per value."""
     known, fit, _ = plant
     [edit] = known.handles["p"].edits
-    difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double()
-    read, _, _ = usage._parts(edit)
-    found = usage.natural_writings(fit, edit, "p")
-    assert len(found) == len(RULES) + 1
-    targets = [cell_shift(fit, edit.place, "p", cell_variables(fit, "p", rule)) for rule in RULES]
-    targets.append((torch.arange(len(fit)), difference))
-    for one, (pairs, delta) in zip(found, targets, strict=True):
-        seen = (difference[pairs] @ read).numpy()
-        gram = seen.T @ seen / len(seen)
-        ridge = 1e-3 * np.diag(gram).mean() * np.eye(len(gram))
-        write = np.linalg.solve(gram + ridge, seen.T @ delta.numpy() / len(seen)).T
-        np.testing.assert_allclose(one.frame.write, write, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(one.frame.read, read, rtol=1e-5, atol=1e-6)
-        assert torch.equal(one.gains, torch.ones(read.shape[1]))
+    states, inputs = [], []
+    for x, at in ((fit.bank.base, fit.base_at(edit.place)), (fit.bank.source, fit.source_at(edit.place))):
+        states.append(at.double().numpy())
+        inputs.append(x.numpy())
+    rows, first = np.unique(np.concatenate(inputs), axis=0, return_index=True)
+    values = fit.bank.causal.run(torch.as_tensor(rows))
+
+    def columns(name: str) -> np.ndarray:
+        return (values[name].numpy()[:, None] == np.arange(3)).astype(float)
+
+    answer = fit.bank.causal.output
+    design = np.concatenate([columns("p"), columns("q"), columns(answer)], axis=1)
+    coefficients, *_ = np.linalg.lstsq(design, np.concatenate(states)[first], rcond=None)
+    at_base, at_source = (fit.bank.causal.run(x)["p"].numpy() for x in (fit.bank.base, fit.bank.source))
+    expected = coefficients[at_source] - coefficients[at_base]
+    np.testing.assert_allclose(usage.own_shift(fit, edit.place, "p"), expected, rtol=1e-4, atol=1e-5)
 
 
 class Conjunction(nn.Module):
@@ -312,22 +370,84 @@ class Conjunction(nn.Module):
     ("used", "moves"),
     [(lambda p, q: p * q, 0.0), (lambda p, q: p + q, 1.0)],  # the answer itself; a sum that is looked at later
 )
-def test_natural_changes_are_those_of_pairs_whose_answer_stays(used, moves):
-    """Beside a copy of p that nothing reads, p AND q changes with p by nature, but not where the answer stays."""
-    causal = CausalModel(["x0", "x1", "x2", "x3"], {"p": equal01, "q": equal23, "y": lambda p, q: p * q}, "y")
+def test_what_is_made_of_the_variable_does_not_count_as_its_own_change(used, moves):
+    """Beside a copy of p that nothing reads, p AND q changes with p by nature, but the answer tells that apart."""
+    mechanisms = {"p": equal01, "q": equal23, "y": lambda p, q: p * q}
     rows = torch.cartesian_prod(*[torch.arange(3)] * 4)
     subject = ModuleSubject(Conjunction(used), ["state"], rows)
+    causal = CausalModel(["x0", "x1", "x2", "x3"], mechanisms, "y")
     [fit] = record(subject, draw_splits(causal, rows, 400, 1000).fit)
-    unseen = fit.bank.unseen("p")
-    assert usage.LEAST_UNSEEN <= int(unseen.sum()) < len(unseen)
     [place] = subject.places
     edit = Edit(place, Frame.orthonormal(torch.tensor([[1.0], [0.0], [0.0]]), "p's copy"), torch.ones(1))
     [natural] = usage.natural_writings(fit, edit, "p")
     np.testing.assert_allclose(natural.frame.write[:, 0], [1.0, 0.0, moves], atol=0.02)
-    few = replace(fit, bank=replace(fit.bank, labels={**fit.bank.labels, "p": 1 - fit.bank.base_answer}))
-    every = usage.natural_writings(few, edit, "p")  # as if the answer never stayed
+    # from q and a sum p follows, and all that goes with it counts
+    added = CausalModel(["x0", "x1", "x2", "x3"], {**mechanisms, "y": lambda p, q: p + q}, "y")
+    [fit] = record(subject, draw_splits(added, rows, 400, 1000).fit)
+    assert usage.own_shift(fit, place, "p") is None
+    every = usage.natural_writings(fit, edit, "p")
     assert len(every) == len(RULES) + 1
     assert all(float(w.frame.write[2, 0]) > 0.1 for w in every)
+    # and so it does where there are too few inputs for so many values
+    few = fit.select(torch.arange(4))
+    assert usage.own_shift(few, place, "p") is None
+
+
+class Faint(nn.Module):
+    """The answer q of a place that also holds p; one of its outputs sees p, a little."""
+
+    def __init__(self, much: float) -> None:
+        super().__init__()
+        self.state, self.much = nn.Identity(), much
+
+    def forward(self, x):
+        p, q = (x[:, 0] == x[:, 1]).float(), (x[:, 2] == x[:, 3]).float()
+        state = self.state(torch.stack([p, q], dim=1))
+        return torch.stack([torch.full_like(p, 0.5), state[:, 1], self.much * state[:, 0] - 9], dim=1)
+
+
+@pytest.mark.parametrize(("much", "used"), [(0.03, False), (3.0, True)])
+def test_a_copy_that_hardly_moves_the_outputs_is_not_what_is_used(much, used):
+    """A handle that reads p and writes q: from the used functionals p can be decoded however faint it is in them."""
+    causal = CausalModel(["x0", "x1", "x2", "x3"], {"p": equal01, "q": equal23, "y": lambda p, q: p ^ q}, "y")
+    rows = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    subject = ModuleSubject(Faint(much), ["state"], rows)
+    [fit] = record(subject, draw_splits(causal, rows, 400, 1000).fit)
+    [place] = subject.places
+    read, write = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
+    edit = Edit(place, Frame.oblique(read, write), torch.ones(1))
+    found = used_directions(fit, edit, torch.Generator().manual_seed(0))
+    assert found.rank == 2  # a swap of p alone moves the outputs
+    for rebuilt in usage.refitted_readings(fit, edit, found, "p"):
+        assert (float(rebuilt.frame.read[0, 0]) > 0.9) is used
+        assert (float(rebuilt.frame.read[0, 0]) < 0.1) is not used
+
+
+def test_after_the_letter_is_made_a_copy_of_the_pointer_is_decodable_only():
+    """Bases of the paper's banks have the letters A to D, so a map at the last block may write the letter itself.
+
+    The embedded net makes the pointer in block 2 and the letter in block 3. From there on closed forms are right on
+    all pairs: they read a copy of the pointer that is still in the stream, and write a letter.
+    """
+    task = MultipleChoice(model="planted-1000", sizes=Sizes(300, 200, 200, transfer=4))
+    prepared = task.prepare(1004, Path())
+    banks = prepared.splits
+    tests = [banks.test["answer_pointer", kind] for kind in ("sensitivity", "invariance")]
+    fit, calibration, sensitivity, invariance = record(task.subject, banks.fit, banks.calibration, *tests)
+    problem = Problem(task.subject, fit, calibration, banks.fit.variables, prepared.readout, 1004)
+    problem = problem.only(["answer_pointer"])
+    closed = Method("closed form", "", (ClosedForm(),))
+    said = {}
+    for block in (2, 4, 5):
+        place = task.subject.places[block]
+        handle = closed.run(problem, {"answer_pointer": (place,)})[0].handles["answer_pointer"]
+        assert float(correct(sensitivity, handle, prepared.readout).double().mean()) > 0.95
+        idle = replace(handle, edits=(Edit(place, Frame.identity(place.width), torch.zeros(place.width)),))
+        generator = torch.Generator().manual_seed(0)
+        opponents = Opponents(lambda _, idle=idle: idle)
+        verdict = judge(handle, sensitivity, invariance, fit, calibration, opponents, prepared.readout, generator)
+        said[block] = verdict.status
+    assert said == {2: Status.COMPACT, 4: Status.DECODABLE, 5: Status.DECODABLE}
 
 
 def equal01(x0, x1):
@@ -344,7 +464,7 @@ def test_the_rebuilt_handle_is_the_best_of_all_fits_on_calibration(plant):
     rebuilt = read_from_used(handle, fit, calibration, READOUT, torch.Generator().manual_seed(0))
     assert rebuilt is not None
     used = used_directions(fit, handle.edits[0], torch.Generator().manual_seed(0))
-    assert (rebuilt.used, rebuilt.width) == (used.rank, handle.edits[0].place.width)
+    assert (rebuilt.used, rebuilt.width) == (used.count, handle.edits[0].place.width)
     tries = usage.refitted_readings(fit, handle.edits[0], used, "p")
     tries += usage.natural_writings(fit, handle.edits[0], "p")
     changed = calibration.bank.changed["p"]

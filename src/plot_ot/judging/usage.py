@@ -9,13 +9,17 @@ Let C be the covariance of the differences a_source - a_base, and y = C^{-1/2} a
 outputs at natural, half-swapped, swapped and edited states span the functionals V found so far; a swap of all that V
 does not see, (1 - VVᵀ) y, must leave the outputs alone. If it does not (saturated gates and hard attention have no
 gradient), the functionals that best predict what that swap did are added, and it is tried again. The reading is then
-refitted from V alone, R' = C^{-1/2} V Vᵀ C^{1/2} R or a regression, and the writing kept.
+refitted from V, and the writing kept. A functional counts by its effect s, how far a natural change along it moves the
+outputs in units of what the handle does: R' = C^{-1/2} V S²/(S² + λ²) Vᵀ C^{1/2} R, or a ridge regression on the
+features S Vᵀ y. A copy that hardly moves the outputs can be decoded as well as any other, but is not used.
 
-**What naturally goes with the reading acts.** Where the network adds up several variables before it looks at them, no
-functional it uses tells one of them apart, though each acts. There the reading is kept, and the writing replaced by the
-natural change of state that goes with it: the regression of the closed form's shift (or of a_source - a_base itself) on
-what is read. A dormant copy moves along its own direction, which does nothing; and since what is made of the variable
-moves with it, natural changes are taken from pairs whose answer stays, where a variable has such pairs.
+**What naturally goes with the variable acts.** Where the network adds up several variables before it looks at them, no
+functional it uses tells one of them apart, though each acts; and a code may be used in another way than it is read.
+There the reading is kept, and the writing replaced by the natural change of state that goes with it. A dormant copy
+moves along its own direction, which does nothing. But what is made of the variable, the answer above all, moves with it
+by nature. So the change is the variable's own: its part in a regression of natural states on the values of the
+variable, of all else that the answer is made of, and of the answer. Where these follow from one another (a sum and its
+terms), nothing is the variable's own, and all that goes with the reading counts.
 
 Whichever of these does best on calibration is compared with the handle itself on test pairs. A handle over several
 places is rebuilt in forward order, each place as the rebuilt edits before it leave it: in the best way at each, or in
@@ -30,6 +34,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from plot_ot.abstract.banks import row_codes
 from plot_ot.edits import EditBatch, Frame
@@ -37,7 +42,7 @@ from plot_ot.engine import Unit, run, shards
 from plot_ot.handles import Edit, Handle
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, pair_weights
-from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
+from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables, value_codes
 from plot_ot.stages.natural import edited_states
 from plot_ot.subjects import BankRecording, Place
 
@@ -48,10 +53,12 @@ INERT = 0.01
 itself where that is more."""
 ROUNDS = 4
 """How often functionals are added before every direction counts as used."""
-RIDGES = (1e-3, 1e-1)
-"""Of the regressions that rebuild a reading, in units of the variance of whitened states."""
-LEAST_UNSEEN = 20
-"""Fit pairs that change the variable and not the answer, from which on natural changes are taken from these."""
+FAINT = 0.2
+"""λ: used is what moves the outputs, by a natural change along it, by about this share of what the handle does."""
+RIDGE = 1e-3
+"""Of the regressions on what is read, in units of its variance."""
+APART = 0.05
+"""A variable has natural changes of its own if at least this share of its variance does not follow from the rest."""
 NARROW = 128
 """Places up to this width are looked at with more pairs, points and outputs."""
 
@@ -65,16 +72,31 @@ class Used:
     """V, orthonormal."""
     root: Float[Tensor, "d d"]
     """C^{1/2}."""
+    effects: Float[Tensor, " k"]
+    """s: how far a natural change along each moves the outputs, in units of what the handle does."""
 
     @property
     def rank(self) -> int:
-        """How many functionals are used."""
+        """How many functionals there are."""
         return self.basis.shape[1]
 
+    @property
+    def count(self) -> int:
+        """How many functionals have an effect to speak of."""
+        return int((self.effects >= FAINT).sum())
+
     def reading(self, read: Float[Tensor, "d r"]) -> Float[Tensor, "d r"]:
-        """C^{-1/2} V Vᵀ C^{1/2} R."""
-        seen = self.basis @ (self.basis.T @ (self.root @ read))
-        found: Tensor = torch.linalg.solve(self.root, seen)
+        """C^{-1/2} V S²/(S² + λ²) Vᵀ C^{1/2} R."""
+        counts = self.effects**2 / (self.effects**2 + FAINT**2)
+        found: Tensor = torch.linalg.solve(self.root, (self.basis * counts) @ (self.basis.T @ (self.root @ read)))
+        return found
+
+    def fitted(self, y: Float[Tensor, "pairs d"], target: Float[Tensor, "pairs r"]) -> Float[Tensor, "d r"]:
+        """The reading that predicts a target of each pair from its used functionals S Vᵀ y, with the ridge λ²."""
+        features = y @ self.basis * self.effects
+        gram = features.T @ features / len(features) + FAINT**2 * torch.eye(self.rank, dtype=y.dtype)
+        weights = torch.linalg.solve(gram, features.T @ target / len(features))
+        found: Tensor = torch.linalg.solve(self.root, (self.basis * self.effects) @ weights)
         return found
 
     def unseen(self) -> Float[Tensor, "d d"]:
@@ -93,16 +115,17 @@ def used_directions(fit: BankRecording, edit: Edit, generator: torch.Generator) 
     pairs = within[torch.randperm(len(within), generator=generator)[:count]]
     root = _root((fit.source_at(place) - fit.base_at(place)).double().cpu())
     seed = int(torch.randint(1 << 31, (1,), generator=generator))
+    used: Used
     [used] = run(fit, [Unit(_used, pairs, (place,), (edit, root, seed))])
-    return Used(place, used, root)
+    return used
 
 
 def _index(pairs: slice | Tensor, recording: BankRecording) -> Int[Tensor, " pairs"]:
     return torch.arange(len(recording))[pairs]
 
 
-def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed: int) -> Float[Tensor, "d k"]:
-    """V for the pairs of one work unit."""
+def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed: int) -> Used:
+    """V and S for the pairs of one work unit."""
     place, narrow = edit.place, edit.place.width <= NARROW
     base, source = (x.double().cpu() for x in (recording.base_at(place), recording.source_at(place)))
     run = _Outputs(recording, place, 8 if narrow else 4, torch.Generator().manual_seed(seed))
@@ -112,36 +135,50 @@ def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed
     most = INERT * max(float((run(states) - clean).norm()) for states in (source, edited))
     points = [base, (base + source) / 2, source, edited] if narrow else [base, edited]
     slopes = torch.cat([run.slopes(a) for a in points]) @ root  # [points * pairs * features, d], in whitened states
-    used = Used(place, _span(slopes), root)
+    slopes = slopes / (len(points) * len(base)) ** 0.5
+    moved = (run(edited) - clean).norm() / len(base) ** 0.5
+    written = torch.linalg.solve(root, (edited - base).T)
 
     def change(u: Used) -> Float[Tensor, "pairs features"]:
         return run(base + (source - base) @ u.unseen().T) - clean
 
+    def ordered(basis: Float[Tensor, "d k"]) -> Used:
+        """The same functionals, those that matter most first, each with its effect."""
+        inside = slopes @ basis
+        values, order = torch.linalg.eigh(inside.T @ inside)
+        # where gates are saturated, slopes say less than swaps do: of the handle as well
+        least = torch.minimum(moved, (slopes @ written).norm() / len(base) ** 0.5).clamp(min=1e-12)
+        return Used(place, basis @ order.flip(1), root, values.flip(0).clamp(min=0).sqrt() / least)
+
+    used = ordered(_span(slopes))
     for _ in range(ROUNDS):
         if used.rank == place.width:
-            break
+            return used
         effect = change(used)
         if float(effect.norm()) <= most:
-            return _fewest(used, slopes, lambda u: float(change(u).norm()) <= most).basis
+            return _fewest(used, lambda u: float(change(u).norm()) <= most)
         y = torch.linalg.solve(root, (source - base).T).T
         hidden = y - y @ used.basis @ used.basis.T
         gram = hidden.T @ hidden
         ridge = 1e-6 * gram.diagonal().mean().clamp(min=1e-300) * torch.eye(len(gram), dtype=gram.dtype)
         found = torch.linalg.solve(gram + ridge, hidden.T @ effect)  # what best predicts the swap's effects
-        used = replace(used, basis=_span(torch.cat([used.basis.T, found.T / found.norm().clamp(min=1e-300)])))
-    return torch.eye(place.width, dtype=torch.float64)
+        slopes = torch.cat([slopes, found.T])
+        used = ordered(_span(torch.cat([used.basis.T, found.T / found.norm().clamp(min=1e-300)])))
+    everything = torch.eye(place.width, dtype=torch.float64)
+    return Used(place, everything, root, torch.ones(place.width, dtype=torch.float64) / FAINT**2)
 
 
-def _fewest(used: Used, slopes: Float[Tensor, "rows d"], inert: Callable[[Used], bool]) -> Used:
+def _fewest(used: Used, inert: Callable[[Used], bool]) -> Used:
     """The fewest leading functionals whose complement is still inert: slopes are strongest along what matters most."""
-    inside = slopes @ used.basis
-    _, order = torch.linalg.eigh(inside.T @ inside)
-    basis = used.basis @ order.flip(1)
     low, high = 1, used.rank
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if inert(replace(used, basis=basis[:, :middle])) else (middle + 1, high)
-    return replace(used, basis=basis[:, :high])
+        low, high = (low, middle) if inert(_leading(used, middle)) else (middle + 1, high)
+    return _leading(used, high)
+
+
+def _leading(used: Used, count: int) -> Used:
+    return replace(used, basis=used.basis[:, :count], effects=used.effects[:count])
 
 
 def _root(difference: Float[Tensor, "pairs d"]) -> Float[Tensor, "d d"]:
@@ -238,7 +275,7 @@ def read_from_used(
         ways = len(_options(fit, handle, 0, found[0]))
         rebuilt += [_one_after_the_other(handle, fit, found, scored, way) for way in range(ways)]
     best = max(rebuilt, key=scored) if len(rebuilt) > 1 else rebuilt[0]
-    return Rebuilt(best, sum(u.rank for u in found), sum(e.place.width for e in handle.edits))
+    return Rebuilt(best, sum(u.count for u in found), sum(e.place.width for e in handle.edits))
 
 
 def _one_after_the_other(
@@ -281,15 +318,9 @@ def refitted_readings(
     read, write, gains = _parts(edit)
     base = fit.base_at(edit.place).double().cpu()
     difference = fit.source_at(edit.place).double().cpu() - (base if moved is None else moved)
-    features = torch.linalg.solve(used.root, difference.T).T @ used.basis
-    seen = difference @ read
-    readings = [used.reading(read)]
-    for target in (seen, _mean_by_values(seen, fit, variable)):
-        for ridge in RIDGES:
-            gram = features.T @ features / len(features)
-            gram = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
-            fitted = torch.linalg.solve(gram, features.T @ target / len(features))
-            readings.append(torch.linalg.solve(used.root, used.basis @ fitted))
+    y, seen = torch.linalg.solve(used.root, difference.T).T, difference @ read
+    targets = seen, _mean_by_values(seen, fit, variable)
+    readings = [used.reading(read), *(used.fitted(y, target) for target in targets)]
     return [_oblique(edit.place, r, write, gains) for r in readings]
 
 
@@ -299,29 +330,67 @@ def natural_writings(
     """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ.
 
     Where earlier edits have `moved` the states, it reads from there and writes what is left of δ. Where the variable
-    often changes without a change of the answer, δ is that of such pairs: at a place that holds the answer (or anything
-    else made of the variable) and a copy of the variable that nothing reads, the two go together, but not there.
+    has natural changes of its own, δ is that: at a place that holds the answer (or anything else made of the variable)
+    and a copy of the variable that nothing reads, all of them go with the reading.
     """
     read, _, _ = _parts(edit)
     base = fit.base_at(edit.place).double().cpu()
     moved = base if moved is None else moved
     difference = fit.source_at(edit.place).double().cpu() - moved
     everyone = torch.arange(len(fit))
-    shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
-    left = [None if s is None else (s[0], s[1] - (moved - base)[s[0]]) for s in shifts]
-    targets = [shift if shift is not None else (everyone, difference) for shift in left] + [(everyone, difference)]
-    if left[-1] is not None:  # of the cells that tell everything else apart
-        pairs, delta = left[-1]
-        still = fit.bank.causal.accepts(fit.bank.labels[variable], fit.bank.base_answer)[pairs]
-        if int((still & fit.bank.changed[variable][pairs]).sum()) >= LEAST_UNSEEN:
-            targets = [(pairs[still], delta[still])]
+    own = own_shift(fit, edit.place, variable)
+    if own is not None:
+        targets = [(everyone, own - (moved - base))]
+    else:
+        shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
+        left = [None if s is None else (s[0], s[1] - (moved - base)[s[0]]) for s in shifts]
+        targets = [shift if shift is not None else (everyone, difference) for shift in left] + [(everyone, difference)]
     writings = []
     for pairs, delta in targets:
         seen = difference[pairs] @ read
         gram = seen.T @ seen / len(seen)
-        ridge = RIDGES[0] * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), dtype=gram.dtype)
+        ridge = RIDGE * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), dtype=gram.dtype)
         writings.append(torch.linalg.solve(gram + ridge, seen.T @ delta / len(seen)).T)
     return [_oblique(edit.place, read, w, torch.ones(read.shape[1])) for w in writings]
+
+
+def own_shift(fit: BankRecording, place: Place, variable: str) -> Float[Tensor, "pairs d"] | None:
+    """How the variable's change by itself changes the state: β_x (x_source - x_base) in a ≈ β_x x + β_z z + β_y y.
+
+    x are the values of the variable, z those of all else that is still to be read for the answer, y the answers, each
+    as an indicator per value; the regression is over the distinct fit inputs. None where x follows from z and y, or
+    where they have too many values for so few inputs.
+    """
+    causal = fit.bank.causal
+    after = causal.descendants(variable) | {causal.output}
+    rest = {p for a in after for p in causal.parents(a)} - after - {variable}
+    values = [causal.run(side) for side in (fit.bank.base, fit.bank.source)]
+    rows, first = _distinct(torch.cat([fit.base_rows, fit.source_rows]).cpu())
+    of_x, *of_z = (torch.cat(value_codes(values, name)) for name in (variable, *sorted(rest), causal.output))
+    if sum(int(code.max()) + 1 for code in (of_x, *of_z)) > len(rows) / 2:
+        return None
+    x = one_hot(of_x).double()
+    z = torch.cat([one_hot(code[first]).double() for code in of_z], dim=1)
+    changes, z = x[first] - x[first].mean(dim=0), z - z.mean(dim=0)
+    variances, axes = torch.linalg.eigh(changes.T @ changes / len(rows))
+    some = variances > 1e-9 * variances.max()
+    axes = axes[:, some] / variances[some].sqrt()  # along which the values have unit variance
+    own = changes @ axes
+    own = own - z @ torch.linalg.lstsq(z, own, driver="gelsd").solution
+    shares = own.T @ own / len(rows)
+    if not len(shares) or float(torch.linalg.eigvalsh(shares).min()) < APART:
+        return None
+    states = fit.store.activations[place.name].double().cpu()[rows]
+    effect = axes @ torch.linalg.solve(shares, own.T @ states / len(rows))
+    at_base, at_source = x.split(len(fit))
+    shift: Tensor = (at_source - at_base) @ effect
+    return shift
+
+
+def _distinct(rows: Int[Tensor, " all"]) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
+    """The different rows, and where each stands first."""
+    some, code = torch.unique(rows, return_inverse=True)
+    return some, torch.full_like(some, len(rows)).scatter_reduce(0, code, torch.arange(len(rows)), "amin")
 
 
 def _parts(edit: Edit) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"], Float[Tensor, " r"]]:
