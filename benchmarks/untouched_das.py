@@ -104,11 +104,13 @@ def judged(judge: Judge, method: Method, state: State, task: MultipleChoice) -> 
     }
 
 
-def recordings(task: MultipleChoice, seed: int) -> tuple[Problem, Mapping[tuple[str, str], BankRecording]]:
-    """The banks of a seed, recorded."""
+def recordings(
+    task: MultipleChoice, seed: int, tested: bool
+) -> tuple[Problem, Mapping[tuple[str, str], BankRecording]]:
+    """The banks of a seed, recorded: with the test pairs, or without."""
     prepared = task.prepare(seed, Path())
     banks = prepared.splits
-    tests = {key: bank for key, bank in banks.test.items() if key[0] == POINTER}
+    tests = {key: bank for key, bank in banks.test.items() if tested and key[0] == POINTER}
     fit, calibration, *recorded = record(task.subject, banks.fit, banks.calibration, *tests.values())
     problem = Problem(task.subject, fit, calibration, banks.fit.variables, prepared.readout, seed).only([POINTER])
     return problem, dict(zip(tests, recorded, strict=True))
@@ -127,7 +129,7 @@ class Asked:
 
 def study(task: MultipleChoice, seed: int, asked: Asked, out: Path) -> None:
     """All rotations that are not there yet; then the best of all, and a closed form at its block, before the judge."""
-    problem, tests = recordings(task, seed)
+    problem, tests = recordings(task, seed, tested=asked.judge or bool(asked.late))
     das, longer = das_of(task), asked.longer
     assert isinstance(das.dimensions, tuple)
     judge = Judge(problem, tests, _refused, "standard")
