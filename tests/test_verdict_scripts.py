@@ -9,7 +9,7 @@ import torch
 
 from plot_ot.abstract.banks import Bank, first_of_each, row_codes
 from plot_ot.errors import PlotError
-from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES
+from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES, _swapped_alone
 from plot_ot.judging.controls import Score
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import SUBSPACES, Verdict, _wanted
@@ -115,9 +115,9 @@ def test_a_handle_that_also_reads_what_is_not_used_says_so(bench):
     reads, low = verdict.gate(READS), verdict.evidence["read_from_used"]
     assert reads.high < -0.05
     assert f"even so it passes every other gate, right on {low:.3f} [" in reads.sentence
-    assert [n for n in verdict.notes if "nothing later uses" in n and reads.sentence in n]
+    assert [n for n in verdict.notes if "hardly used later" in n and reads.sentence in n]
     for little in (0.97, 0.95):  # it loses nothing, or perhaps nothing
-        assert not [n for n in bench.verdict(rebuilt=little).notes if "nothing later uses" in n]
+        assert not [n for n in bench.verdict(rebuilt=little).notes if "hardly used later" in n]
 
 
 def test_only_discriminating_pairs_count(bench):
@@ -379,6 +379,23 @@ def test_a_rebuilt_handle_shows_a_part_only_if_it_keeps_half_of_what_the_handle_
     low = dict.fromkeys(("copied", "random", "patch", "elsewhere"), 0.05)
     said = [bench.verdict(handle=0.7, rebuilt=rebuilt, **low).status for rebuilt in (0.45, 0.3)]
     assert said == [IN_PART, DECODABLE]
+
+
+def test_a_rebuilt_handle_that_only_swaps_a_part_of_the_variable_shows_no_part_of_it(bench):
+    """The handle itself is right on pairs of every kind; what is left of it, only where swapping `a` alone would do."""
+
+    def where_a_is_enough(bank: Bank) -> torch.Tensor:
+        pairs, alone = _swapped_alone(bank, "a")
+        right = torch.zeros(len(bank), dtype=torch.bool)
+        right[pairs] = alone == bank.labels["left"][pairs]
+        return right
+
+    plain = bench.verdict(handle=0.75, rebuilt=0.6)
+    assert plain.status is IN_PART
+    told = bench.verdict(handle=0.75, rebuilt=where_a_is_enough)
+    assert 0.4 < told.evidence["read_from_used"] < 0.75
+    assert told.gate(READS).fails
+    assert told.status is DECODABLE
 
 
 def test_the_gap_that_a_handle_closes_counts_from_the_best_control(bench):

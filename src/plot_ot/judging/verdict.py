@@ -180,7 +180,7 @@ class Case:
                     if not reads.holds and alone.placed:
                         loses, reads = reads.fails, g.works_from_what_is_used(reads, again.accuracy)
                         if loses:
-                            notes.append(f"it also reads directions that nothing later uses: {reads.sentence}")
+                            notes.append(f"it also reads directions that are hardly used later: {reads.sentence}")
                     if not worked.holds:
                         most = boot.interval(again.right - right / 2).low > 0
                         parts = bench.made_of(rebuilt.handle) if most and alone.in_part else ()
