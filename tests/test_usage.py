@@ -119,8 +119,8 @@ def test_a_later_edit_is_rebuilt_from_what_the_earlier_ones_leave():
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(usage, "refitted_readings", readings)
-        usage._options(fit, both, 0, used_directions(fit, first.edits[0], torch.Generator().manual_seed(0)))
-        usage._options(fit, both, 1, used)
+        usage._options(fit, fit, both, 0, used_directions(fit, first.edits[0], torch.Generator().manual_seed(0)))
+        usage._options(fit, fit, both, 1, used)
     assert torch.equal(seen[0], fit.base_at(first.edits[0].place).double())
     plane = known.truths["p"].carried["s2"].double()
     source, base = fit.source_at(later.place).double(), fit.base_at(later.place).double()
@@ -331,26 +331,30 @@ def test_natural_writings_are_what_goes_with_the_reading(plant):
             assert torch.equal(one.gains, torch.ones(read.shape[1]))
 
 
-def test_a_variables_own_change_is_its_part_in_a_regression_on_all_that_the_answer_is_made_of(plant):
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_variables_own_change_is_its_part_in_a_regression_on_all_that_the_answer_is_made_of(plant, more):
     """Against a plain least-squares fit over the distinct inputs, with a column per value."""
-    known, fit, _ = plant
+    known, fit, calibration = plant
     [edit] = known.handles["p"].edits
-    states, inputs = [], []
-    for x, at in ((fit.bank.base, fit.base_at(edit.place)), (fit.bank.source, fit.source_at(edit.place))):
-        states.append(at.double().numpy())
-        inputs.append(x.numpy())
-    rows, first = np.unique(np.concatenate(inputs), axis=0, return_index=True)
-    values = fit.bank.causal.run(torch.as_tensor(rows))
+    rows, states = [], []
+    for r in (fit, calibration)[: 1 + more]:
+        inputs = torch.cat([r.bank.base, r.bank.source]).numpy()
+        at = torch.cat([r.base_at(edit.place), r.source_at(edit.place)]).double().numpy()
+        some, first = np.unique(inputs, axis=0, return_index=True)
+        rows.append(some)
+        states.append(at[first])
+    values = fit.bank.causal.run(torch.as_tensor(np.concatenate(rows)))
 
     def columns(name: str) -> np.ndarray:
         return (values[name].numpy()[:, None] == np.arange(3)).astype(float)
 
     answer = fit.bank.causal.output
     design = np.concatenate([columns("p"), columns("q"), columns(answer)], axis=1)
-    coefficients, *_ = np.linalg.lstsq(design, np.concatenate(states)[first], rcond=None)
+    coefficients, *_ = np.linalg.lstsq(design, np.concatenate(states), rcond=None)
     at_base, at_source = (fit.bank.causal.run(x)["p"].numpy() for x in (fit.bank.base, fit.bank.source))
     expected = coefficients[at_source] - coefficients[at_base]
-    np.testing.assert_allclose(usage.own_shift(fit, edit.place, "p"), expected, rtol=1e-4, atol=1e-5)
+    found = usage.own_shift(fit, edit.place, "p", [calibration][:more])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class Conjunction(nn.Module):
@@ -466,7 +470,7 @@ def test_the_rebuilt_handle_is_the_best_of_all_fits_on_calibration(plant):
     used = used_directions(fit, handle.edits[0], torch.Generator().manual_seed(0))
     assert (rebuilt.used, rebuilt.width) == (used.count, handle.edits[0].place.width)
     tries = usage.refitted_readings(fit, handle.edits[0], used, "p")
-    tries += usage.natural_writings(fit, handle.edits[0], "p")
+    tries += usage.natural_writings(fit, handle.edits[0], "p", more=[calibration])
     changed = calibration.bank.changed["p"]
     scores = []
     for edit in tries:

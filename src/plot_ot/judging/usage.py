@@ -270,27 +270,33 @@ def read_from_used(
     def scored(h: Handle) -> float:
         return float(correct(calibration, h, readout).double() @ weights)
 
-    rebuilt = [_one_after_the_other(handle, fit, found, scored)]
+    def options(h: Handle, k: int) -> list[Edit]:
+        return _options(fit, calibration, h, k, found[k])
+
+    rebuilt = [_one_after_the_other(handle, options, scored)]
     if len(handle.edits) > 1:  # parts that only work together are rebuilt together, all in the same way
-        ways = len(_options(fit, handle, 0, found[0]))
-        rebuilt += [_one_after_the_other(handle, fit, found, scored, way) for way in range(ways)]
+        ways = range(len(options(handle, 0)))
+        rebuilt += [_one_after_the_other(handle, options, scored, way) for way in ways]
     best = max(rebuilt, key=scored) if len(rebuilt) > 1 else rebuilt[0]
     return Rebuilt(best, sum(u.count for u in found), sum(e.place.width for e in handle.edits))
 
 
 def _one_after_the_other(
-    handle: Handle, fit: BankRecording, used: Sequence[Used], scored: Callable[[Handle], float], way: int | None = None
+    handle: Handle,
+    options_at: Callable[[Handle, int], list[Edit]],
+    scored: Callable[[Handle], float],
+    way: int | None = None,
 ) -> Handle:
     """The handle rebuilt place by place, in forward order: in one way at all of them, or in the best way at each."""
-    for k, u in enumerate(used):
-        options = _options(fit, handle, k, u)
+    for k in range(len(handle.edits)):
+        options = options_at(handle, k)
         some = options if way is None else [options[way]]
         tries = [replace(handle, edits=(*handle.edits[:k], option, *handle.edits[k + 1 :])) for option in some]
         handle = max(tries, key=scored) if len(tries) > 1 else tries[0]
     return handle
 
 
-def _options(fit: BankRecording, handle: Handle, k: int, used: Used) -> list[Edit]:
+def _options(fit: BankRecording, calibration: BankRecording, handle: Handle, k: int, used: Used) -> list[Edit]:
     """All that an edit may be replaced by, where the edits before it have already moved the states."""
     edit, base = handle.edits[k], fit.base_at(handle.edits[k].place).double().cpu()
     moved = base
@@ -299,7 +305,7 @@ def _options(fit: BankRecording, handle: Handle, k: int, used: Used) -> list[Edi
         before = replace(handle, edits=handle.edits[:k]).batch()
         moved = edited_states([*before, still], fit)[edit.place.name].cpu()
     readings = refitted_readings(fit, edit, used, handle.variable, moved)
-    return readings + natural_writings(fit, edit, handle.variable, moved)
+    return readings + natural_writings(fit, edit, handle.variable, moved, [calibration])
 
 
 def _order(fit: BankRecording, edit: Edit) -> int:
@@ -325,7 +331,11 @@ def refitted_readings(
 
 
 def natural_writings(
-    fit: BankRecording, edit: Edit, variable: str, moved: Float[Tensor, "pairs d"] | None = None
+    fit: BankRecording,
+    edit: Edit,
+    variable: str,
+    moved: Float[Tensor, "pairs d"] | None = None,
+    more: Sequence[BankRecording] = (),
 ) -> list[Edit]:
     """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ.
 
@@ -338,7 +348,7 @@ def natural_writings(
     moved = base if moved is None else moved
     difference = fit.source_at(edit.place).double().cpu() - moved
     everyone = torch.arange(len(fit))
-    own = own_shift(fit, edit.place, variable)
+    own = own_shift(fit, edit.place, variable, more)
     if own is not None:
         targets = [(everyone, own - (moved - base))]
     else:
@@ -354,43 +364,55 @@ def natural_writings(
     return [_oblique(edit.place, read, w, torch.ones(read.shape[1])) for w in writings]
 
 
-def own_shift(fit: BankRecording, place: Place, variable: str) -> Float[Tensor, "pairs d"] | None:
+def own_shift(
+    fit: BankRecording, place: Place, variable: str, more: Sequence[BankRecording] = ()
+) -> Float[Tensor, "pairs d"] | None:
     """How the variable's change by itself changes the state: β_x (x_source - x_base) in a ≈ β_x x + β_z z + β_y y.
 
     x are the values of the variable, z those of all else that is still to be read for the answer, y the answers, each
-    as an indicator per value; the regression is over the distinct fit inputs. None where x follows from z and y, or
-    where they have too many values for so few inputs.
+    as an indicator per value; the regression is over the distinct inputs of the fit pairs and of `more`. None where x
+    follows from z and y, or where they have too many values for so few inputs.
     """
     causal = fit.bank.causal
     after = causal.descendants(variable) | {causal.output}
     rest = {p for a in after for p in causal.parents(a)} - after - {variable}
-    values = [causal.run(side) for side in (fit.bank.base, fit.bank.source)]
-    rows, first = _distinct(torch.cat([fit.base_rows, fit.source_rows]).cpu())
+    recordings = (fit, *more)
+    values = [causal.run(side) for r in recordings for side in (r.bank.base, r.bank.source)]
     of_x, *of_z = (torch.cat(value_codes(values, name)) for name in (variable, *sorted(rest), causal.output))
-    if sum(int(code.max()) + 1 for code in (of_x, *of_z)) > len(rows) / 2:
+    rows, first = _distinct(recordings)
+    if sum(int(code.max()) + 1 for code in (of_x, *of_z)) > len(first) / 2:
         return None
     x = one_hot(of_x).double()
     z = torch.cat([one_hot(code[first]).double() for code in of_z], dim=1)
     changes, z = x[first] - x[first].mean(dim=0), z - z.mean(dim=0)
-    variances, axes = torch.linalg.eigh(changes.T @ changes / len(rows))
+    variances, axes = torch.linalg.eigh(changes.T @ changes / len(first))
     some = variances > 1e-9 * variances.max()
     axes = axes[:, some] / variances[some].sqrt()  # along which the values have unit variance
     own = changes @ axes
     own = own - z @ torch.linalg.lstsq(z, own, driver="gelsd").solution
-    shares = own.T @ own / len(rows)
+    shares = own.T @ own / len(first)
     if not len(shares) or float(torch.linalg.eigvalsh(shares).min()) < APART:
         return None
-    states = fit.store.activations[place.name].double().cpu()[rows]
-    effect = axes @ torch.linalg.solve(shares, own.T @ states / len(rows))
-    at_base, at_source = x.split(len(fit))
+    states = torch.cat(
+        [r.store.activations[place.name].double().cpu()[at] for r, at in zip(recordings, rows, strict=True)]
+    )
+    effect = axes @ torch.linalg.solve(shares, own.T @ states / len(first))
+    at_base, at_source = x[: 2 * len(fit)].split(len(fit))
     shift: Tensor = (at_source - at_base) @ effect
     return shift
 
 
-def _distinct(rows: Int[Tensor, " all"]) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
-    """The different rows, and where each stands first."""
-    some, code = torch.unique(rows, return_inverse=True)
-    return some, torch.full_like(some, len(rows)).scatter_reduce(0, code, torch.arange(len(rows)), "amin")
+def _distinct(recordings: Sequence[BankRecording]) -> tuple[list[Int[Tensor, " inputs"]], Int[Tensor, " all"]]:
+    """The different inputs of each recording, and where each stands first when all bases and sources stand in a row."""
+    rows, first, begins = [], [], 0
+    for r in recordings:
+        every = torch.cat([r.base_rows, r.source_rows]).cpu()
+        some, code = torch.unique(every, return_inverse=True)
+        rows.append(some)
+        at = torch.full_like(some, len(every)).scatter_reduce(0, code, torch.arange(len(every)), "amin")
+        first.append(begins + at)
+        begins += len(every)
+    return rows, torch.cat(first)
 
 
 def _parts(edit: Edit) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"], Float[Tensor, " r"]]:
