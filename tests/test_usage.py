@@ -15,6 +15,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.edits import Frame
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging import usage
+from plot_ot.judging.own_change import OwnChange
 from plot_ot.judging.status import Status
 from plot_ot.judging.usage import Used, read_from_used, used_directions
 from plot_ot.judging.verdict import Opponents, judge
@@ -110,17 +111,7 @@ def test_a_later_edit_is_rebuilt_from_what_the_earlier_ones_leave():
         torch.ones(1).expand(known.subject.place("s2").width),
     )
     both = replace(first, edits=(*first.edits, later))
-    used = used_directions(fit, later, torch.Generator().manual_seed(0))
-    seen = []
-
-    def readings(fit, edit, used, variable, moved):
-        seen.append(moved)
-        return []
-
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(usage, "refitted_readings", readings)
-        usage._options(fit, fit, both, 0, used_directions(fit, first.edits[0], torch.Generator().manual_seed(0)))
-        usage._options(fit, fit, both, 1, used)
+    seen = [usage._moved(fit, both, k) for k in (0, 1)]
     assert torch.equal(seen[0], fit.base_at(first.edits[0].place).double())
     plane = known.truths["p"].carried["s2"].double()
     source, base = fit.source_at(later.place).double(), fit.base_at(later.place).double()
@@ -311,15 +302,16 @@ def test_natural_writings_are_what_goes_with_the_reading(plant):
         [edit] = known.handles["p"].edits
         difference = (fit.source_at(edit.place) - fit.base_at(edit.place)).double()
         read, _, _ = usage._parts(edit)
-        found = usage.natural_writings(fit, edit, "p")
-        own = usage.own_shift(fit, edit.place, "p")
+        own = OwnChange.of(fit, "p")
+        found = usage.natural_writings(fit, edit, "p", own=own)
         everyone = torch.arange(len(fit))
         if rules:
             assert own is None
             targets = [cell_shift(fit, edit.place, "p", cell_variables(fit, "p", rule)) for rule in RULES]
             targets = [(everyone, difference) if t is None else t for t in targets] + [(everyone, difference)]
         else:
-            targets = [(everyone, own)]
+            assert own is not None
+            targets = [(everyone, own.shift(edit.place))]
         assert len(found) == len(targets)
         for one, (pairs, delta) in zip(found, targets, strict=True):
             seen = (difference[pairs] @ read).numpy()
@@ -353,8 +345,9 @@ def test_a_variables_own_change_is_its_part_in_a_regression_on_all_that_the_answ
     coefficients, *_ = np.linalg.lstsq(design, np.concatenate(states), rcond=None)
     at_base, at_source = (fit.bank.causal.run(x)["p"].numpy() for x in (fit.bank.base, fit.bank.source))
     expected = coefficients[at_source] - coefficients[at_base]
-    found = usage.own_shift(fit, edit.place, "p", [calibration][:more])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    found = OwnChange.of(fit, "p", [calibration][:more])
+    assert found is not None
+    np.testing.assert_allclose(found.shift(edit.place), expected, rtol=1e-4, atol=1e-5)
 
 
 class Conjunction(nn.Module):
@@ -383,18 +376,18 @@ def test_what_is_made_of_the_variable_does_not_count_as_its_own_change(used, mov
     [fit] = record(subject, draw_splits(causal, rows, 400, 1000).fit)
     [place] = subject.places
     edit = Edit(place, Frame.orthonormal(torch.tensor([[1.0], [0.0], [0.0]]), "p's copy"), torch.ones(1))
-    [natural] = usage.natural_writings(fit, edit, "p")
+    [natural] = usage.natural_writings(fit, edit, "p", own=OwnChange.of(fit, "p"))
     np.testing.assert_allclose(natural.frame.write[:, 0], [1.0, 0.0, moves], atol=0.02)
     # from q and a sum p follows, and all that goes with it counts
     added = CausalModel(["x0", "x1", "x2", "x3"], {**mechanisms, "y": lambda p, q: p + q}, "y")
     [fit] = record(subject, draw_splits(added, rows, 400, 1000).fit)
-    assert usage.own_shift(fit, place, "p") is None
+    assert OwnChange.of(fit, "p") is None
     every = usage.natural_writings(fit, edit, "p")
     assert len(every) == len(RULES) + 1
     assert all(float(w.frame.write[2, 0]) > 0.1 for w in every)
     # and so it does where there are too few inputs for so many values
     few = fit.select(torch.arange(4))
-    assert usage.own_shift(few, place, "p") is None
+    assert OwnChange.of(few, "p") is None
 
 
 class Faint(nn.Module):
@@ -468,9 +461,9 @@ def test_the_rebuilt_handle_is_the_best_of_all_fits_on_calibration(plant):
     rebuilt = read_from_used(handle, fit, calibration, READOUT, torch.Generator().manual_seed(0))
     assert rebuilt is not None
     used = used_directions(fit, handle.edits[0], torch.Generator().manual_seed(0))
-    assert (rebuilt.used, rebuilt.width) == (used.count, handle.edits[0].place.width)
-    tries = usage.refitted_readings(fit, handle.edits[0], used, "p")
-    tries += usage.natural_writings(fit, handle.edits[0], "p", more=[calibration])
+    assert (rebuilt.used, rebuilt.width) == (used.rank, handle.edits[0].place.width)
+    tries = usage.refitted_readings(fit, handle.edits[0], used.all_alike(), "p")  # for its own change acts
+    tries += usage.natural_writings(fit, handle.edits[0], "p", own=OwnChange.of(fit, "p", [calibration]))
     changed = calibration.bank.changed["p"]
     scores = []
     for edit in tries:

@@ -11,7 +11,8 @@ does not see, (1 - VVᵀ) y, must leave the outputs alone. If it does not (satur
 gradient), the functionals that best predict what that swap did are added, and it is tried again. The reading is then
 refitted from V, and the writing kept. A functional counts by its effect s, how far a natural change along it moves the
 outputs in units of what the handle does: R' = C^{-1/2} V S²/(S² + λ²) Vᵀ C^{1/2} R, or a ridge regression on the
-features S Vᵀ y. A copy that hardly moves the outputs can be decoded as well as any other, but is not used.
+features S Vᵀ y. A copy that hardly moves the outputs can be decoded as well as any other, but is not used. (Where the
+second answer below is at least a partial yes, there is no such copy, and all functionals count alike.)
 
 **What naturally goes with the variable acts.** Where the network adds up several variables before it looks at them, no
 functional it uses tells one of them apart, though each acts; and a code may be used in another way than it is read.
@@ -28,21 +29,21 @@ one way at all of them, since parts that only work together cannot be judged one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from plot_ot.abstract.banks import row_codes
 from plot_ot.edits import EditBatch, Frame
 from plot_ot.engine import Unit, run, shards
 from plot_ot.handles import Edit, Handle
+from plot_ot.judging.own_change import OwnChange
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, pair_weights
-from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables, value_codes
+from plot_ot.stages.closed_form import RULES, cell_shift, cell_variables
 from plot_ot.stages.natural import edited_states
 from plot_ot.subjects import BankRecording, Place
 
@@ -57,8 +58,8 @@ FAINT = 0.2
 """λ: used is what moves the outputs, by a natural change along it, by about this share of what the handle does."""
 RIDGE = 1e-3
 """Of the regressions on what is read, in units of its variance."""
-APART = 0.05
-"""A variable has natural changes of its own if at least this share of its variance does not follow from the rest."""
+PARTLY = 0.25
+"""A variable's own change acts if it reaches this share of what the handle reaches on calibration pairs."""
 NARROW = 128
 """Places up to this width are looked at with more pairs, points and outputs."""
 
@@ -84,6 +85,10 @@ class Used:
     def count(self) -> int:
         """How many functionals have an effect to speak of."""
         return int((self.effects >= FAINT).sum())
+
+    def all_alike(self) -> Used:
+        """The same functionals, all of them counted in full."""
+        return replace(self, effects=torch.full_like(self.effects, FAINT**-2))
 
     def reading(self, read: Float[Tensor, "d r"]) -> Float[Tensor, "d r"]:
         """C^{-1/2} V S²/(S² + λ²) Vᵀ C^{1/2} R."""
@@ -165,7 +170,7 @@ def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed
         slopes = torch.cat([slopes, found.T])
         used = ordered(_span(torch.cat([used.basis.T, found.T / found.norm().clamp(min=1e-300)])))
     everything = torch.eye(place.width, dtype=torch.float64)
-    return Used(place, everything, root, torch.ones(place.width, dtype=torch.float64) / FAINT**2)
+    return Used(place, everything, root, torch.ones(place.width, dtype=torch.float64)).all_alike()
 
 
 def _fewest(used: Used, inert: Callable[[Used], bool]) -> Used:
@@ -265,13 +270,23 @@ def read_from_used(
         return None
     handle = replace(handle, edits=tuple(sorted(handle.edits, key=lambda e: _order(fit, e))))
     found = [used_directions(fit, e, generator) for e in handle.edits]
+    own = OwnChange.of(fit, handle.variable, [calibration])
     weights = pair_weights(calibration, handle.variable, "balanced")
 
     def scored(h: Handle) -> float:
         return float(correct(calibration, h, readout).double() @ weights)
 
+    def natural(h: Handle, k: int) -> list[Edit]:
+        return natural_writings(fit, h.edits[k], h.variable, _moved(fit, h, k), own)
+
+    if own is not None:
+        nothing = scored(replace(handle, edits=tuple(replace(e, gains=0 * e.gains) for e in handle.edits)))
+        reached = scored(_one_after_the_other(handle, natural, scored))
+        if reached - nothing >= PARTLY * (scored(handle) - nothing):  # no dormant copy: how it is read is free
+            found = [u.all_alike() for u in found]
+
     def options(h: Handle, k: int) -> list[Edit]:
-        return _options(fit, calibration, h, k, found[k])
+        return refitted_readings(fit, h.edits[k], found[k], h.variable, _moved(fit, h, k)) + natural(h, k)
 
     rebuilt = [_one_after_the_other(handle, options, scored)]
     if len(handle.edits) > 1:  # parts that only work together are rebuilt together, all in the same way
@@ -296,16 +311,15 @@ def _one_after_the_other(
     return handle
 
 
-def _options(fit: BankRecording, calibration: BankRecording, handle: Handle, k: int, used: Used) -> list[Edit]:
-    """All that an edit may be replaced by, where the edits before it have already moved the states."""
-    edit, base = handle.edits[k], fit.base_at(handle.edits[k].place).double().cpu()
-    moved = base
-    if k:  # a later edit takes from the source what the earlier ones have not brought
-        still = EditBatch(edit.place, edit.frame, torch.zeros_like(edit.gains).unsqueeze(0))
-        before = replace(handle, edits=handle.edits[:k]).batch()
-        moved = edited_states([*before, still], fit)[edit.place.name].cpu()
-    readings = refitted_readings(fit, edit, used, handle.variable, moved)
-    return readings + natural_writings(fit, edit, handle.variable, moved, [calibration])
+def _moved(fit: BankRecording, handle: Handle, k: int) -> Float[Tensor, "pairs d"]:
+    """The bases' states at the place of edit k, as the edits before it leave them."""
+    edit = handle.edits[k]
+    if not k:
+        return fit.base_at(edit.place).double().cpu()
+    # a later edit takes from the source what the earlier ones have not brought
+    still = EditBatch(edit.place, edit.frame, torch.zeros_like(edit.gains).unsqueeze(0))
+    before = replace(handle, edits=handle.edits[:k]).batch()
+    return edited_states([*before, still], fit)[edit.place.name].cpu()
 
 
 def _order(fit: BankRecording, edit: Edit) -> int:
@@ -335,22 +349,21 @@ def natural_writings(
     edit: Edit,
     variable: str,
     moved: Float[Tensor, "pairs d"] | None = None,
-    more: Sequence[BankRecording] = (),
+    own: OwnChange | None = None,
 ) -> list[Edit]:
     """An edit that writes what naturally goes with its reading: B in δ ≈ B Rᵀ(a_source - a_base), for several δ.
 
     Where earlier edits have `moved` the states, it reads from there and writes what is left of δ. Where the variable
-    has natural changes of its own, δ is that: at a place that holds the answer (or anything else made of the variable)
-    and a copy of the variable that nothing reads, all of them go with the reading.
+    has a change of its `own`, δ is that: at a place that holds the answer (or anything else made of the variable) and a
+    copy of the variable that nothing reads, all of them go with the reading.
     """
     read, _, _ = _parts(edit)
     base = fit.base_at(edit.place).double().cpu()
     moved = base if moved is None else moved
     difference = fit.source_at(edit.place).double().cpu() - moved
     everyone = torch.arange(len(fit))
-    own = own_shift(fit, edit.place, variable, more)
     if own is not None:
-        targets = [(everyone, own - (moved - base))]
+        targets = [(everyone, own.shift(edit.place) - (moved - base))]
     else:
         shifts = [cell_shift(fit, edit.place, variable, cell_variables(fit, variable, rule)) for rule in RULES]
         left = [None if s is None else (s[0], s[1] - (moved - base)[s[0]]) for s in shifts]
@@ -362,57 +375,6 @@ def natural_writings(
         ridge = RIDGE * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram), dtype=gram.dtype)
         writings.append(torch.linalg.solve(gram + ridge, seen.T @ delta / len(seen)).T)
     return [_oblique(edit.place, read, w, torch.ones(read.shape[1])) for w in writings]
-
-
-def own_shift(
-    fit: BankRecording, place: Place, variable: str, more: Sequence[BankRecording] = ()
-) -> Float[Tensor, "pairs d"] | None:
-    """How the variable's change by itself changes the state: β_x (x_source - x_base) in a ≈ β_x x + β_z z + β_y y.
-
-    x are the values of the variable, z those of all else that is still to be read for the answer, y the answers, each
-    as an indicator per value; the regression is over the distinct inputs of the fit pairs and of `more`. None where x
-    follows from z and y, or where they have too many values for so few inputs.
-    """
-    causal = fit.bank.causal
-    after = causal.descendants(variable) | {causal.output}
-    rest = {p for a in after for p in causal.parents(a)} - after - {variable}
-    recordings = (fit, *more)
-    values = [causal.run(side) for r in recordings for side in (r.bank.base, r.bank.source)]
-    of_x, *of_z = (torch.cat(value_codes(values, name)) for name in (variable, *sorted(rest), causal.output))
-    rows, first = _distinct(recordings)
-    if sum(int(code.max()) + 1 for code in (of_x, *of_z)) > len(first) / 2:
-        return None
-    x = one_hot(of_x).double()
-    z = torch.cat([one_hot(code[first]).double() for code in of_z], dim=1)
-    changes, z = x[first] - x[first].mean(dim=0), z - z.mean(dim=0)
-    variances, axes = torch.linalg.eigh(changes.T @ changes / len(first))
-    some = variances > 1e-9 * variances.max()
-    axes = axes[:, some] / variances[some].sqrt()  # along which the values have unit variance
-    own = changes @ axes
-    own = own - z @ torch.linalg.lstsq(z, own, driver="gelsd").solution
-    shares = own.T @ own / len(first)
-    if not len(shares) or float(torch.linalg.eigvalsh(shares).min()) < APART:
-        return None
-    states = torch.cat(
-        [r.store.activations[place.name].double().cpu()[at] for r, at in zip(recordings, rows, strict=True)]
-    )
-    effect = axes @ torch.linalg.solve(shares, own.T @ states / len(first))
-    at_base, at_source = x[: 2 * len(fit)].split(len(fit))
-    shift: Tensor = (at_source - at_base) @ effect
-    return shift
-
-
-def _distinct(recordings: Sequence[BankRecording]) -> tuple[list[Int[Tensor, " inputs"]], Int[Tensor, " all"]]:
-    """The different inputs of each recording, and where each stands first when all bases and sources stand in a row."""
-    rows, first, begins = [], [], 0
-    for r in recordings:
-        every = torch.cat([r.base_rows, r.source_rows]).cpu()
-        some, code = torch.unique(every, return_inverse=True)
-        rows.append(some)
-        at = torch.full_like(some, len(every)).scatter_reduce(0, code, torch.arange(len(every)), "amin")
-        first.append(begins + at)
-        begins += len(every)
-    return rows, torch.cat(first)
 
 
 def _parts(edit: Edit) -> tuple[Float[Tensor, "d r"], Float[Tensor, "d r"], Float[Tensor, " r"]]:
