@@ -53,7 +53,7 @@ INERT = 0.01
 """A swap is inert when it moves the outputs by at most this share of what a swap of the whole place does, or the handle
 itself where that is more."""
 ROUNDS = 4
-"""How often functionals are added before every direction counts as used."""
+"""How often functionals are added before all other directions count as used a little."""
 FAINT = 0.2
 """λ: used is what moves the outputs, by a natural change along it, by about this share of what the handle does."""
 RIDGE = 1e-3
@@ -151,9 +151,11 @@ def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed
         """The same functionals, those that matter most first, each with its effect."""
         inside = slopes @ basis
         values, order = torch.linalg.eigh(inside.T @ inside)
-        # where gates are saturated, slopes say less than swaps do: of the handle as well
-        least = torch.minimum(moved, (slopes @ written).norm() / len(base) ** 0.5).clamp(min=1e-12)
-        return Used(place, basis @ order.flip(1), root, values.flip(0).clamp(min=0).sqrt() / least)
+        return Used(place, basis @ order.flip(1), root, values.flip(0).clamp(min=0).sqrt() / by_handle())
+
+    def by_handle() -> Tensor:
+        """What the handle does. Where gates are saturated, slopes say less than swaps do, of the handle as well."""
+        return torch.minimum(moved, (slopes @ written).norm() / len(base) ** 0.5).clamp(min=1e-12)
 
     used = ordered(_span(slopes))
     for _ in range(ROUNDS):
@@ -169,8 +171,15 @@ def _used(recording: BankRecording, edit: Edit, root: Float[Tensor, "d d"], seed
         found = torch.linalg.solve(gram + ridge, hidden.T @ effect)  # what best predicts the swap's effects
         slopes = torch.cat([slopes, found.T])
         used = ordered(_span(torch.cat([used.basis.T, found.T / found.norm().clamp(min=1e-300)])))
-    everything = torch.eye(place.width, dtype=torch.float64)
-    return Used(place, everything, root, torch.ones(place.width, dtype=torch.float64)).all_alike()
+    return _completed(used, float(change(used).norm() / len(base) ** 0.5 / by_handle()))
+
+
+def _completed(used: Used, effect: float) -> Used:
+    """With all other directions, over which what a swap of them still does is spread evenly."""
+    _, vectors = torch.linalg.eigh(used.basis @ used.basis.T)
+    rest = vectors[:, : used.place.width - used.rank]
+    spread = torch.full((rest.shape[1],), effect / max(1, rest.shape[1]) ** 0.5, dtype=used.effects.dtype)
+    return replace(used, basis=torch.cat([used.basis, rest], dim=1), effects=torch.cat([used.effects, spread]))
 
 
 def _fewest(used: Used, inert: Callable[[Used], bool]) -> Used:
