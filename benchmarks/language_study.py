@@ -85,7 +85,9 @@ def _norm_rows(runs: Mapping[str, Reading], planted: Planted) -> list[list[str]]
                     seen.append((min(ranks), layer_of(c["sites"][order[0]])))
         tops = ", ".join(str(t) for t in sorted({top for _, top in seen}))
         first = sum(rank == 1 for rank, _ in seen)
-        rows.append(["norm only", variable, f"{first} of {len(seen)}", f"{fmean(r for r, _ in seen):.1f}", tops])
+        if seen:  # `plot` is among the methods
+            best = f"{fmean(r for r, _ in seen):.1f}"
+            rows.append(["norm only", variable, f"{first} of {len(seen)}", best, tops])
     return rows
 
 

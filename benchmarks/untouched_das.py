@@ -227,7 +227,9 @@ def tables(out: Path, seed: int, command: str) -> list[str]:
     ]
     path = out / f"{seed}-judged.json"
     told = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    told += [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob(f"{seed}-late-*.json"))]
+    late = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob(f"{seed}-late-*.json"))]
+    there = {(r["method"], r["block"]) for r in told}
+    told += [r for r in late if (r["method"], r["block"]) not in there]
     if told:
         lines += markdown(
             [
