@@ -242,6 +242,29 @@ def test_the_fewest_functionals_that_are_enough_are_found():
         assert torch.equal(found.effects, effects[:enough])
 
 
+def test_what_was_not_found_counts_a_little_and_evenly(plant):
+    """What a swap of all other directions still does is spread over them: in all they do that much, each hardly any."""
+    place = plant[1].subject.places[0]
+    d = place.width
+    basis, effects = orthonormal(2, d, 3, dtype=torch.float64), torch.tensor([2.0, 1.0, 0.5]).double()
+    found = usage._completed(Used(place, basis, torch.eye(d, dtype=torch.float64), effects), 0.6)
+    assert torch.allclose(found.basis.T @ found.basis, torch.eye(d, dtype=torch.float64), atol=1e-9)
+    assert torch.equal(found.basis[:, :3], basis)
+    assert torch.equal(found.effects[:3], effects)
+    assert abs(float((found.effects[3:] ** 2).sum().sqrt()) - 0.6) < 1e-9
+    assert float(found.effects[3:].max() - found.effects[3:].min()) == 0.0
+
+
+def test_where_not_all_that_is_used_is_found_the_rest_does_not_count_in_full(plant, monkeypatch):
+    known, fit, _ = plant
+    [edit] = known.handles["p"].edits
+    monkeypatch.setattr(usage, "INERT", 0.0)  # no swap is ever inert enough
+    monkeypatch.setattr(usage, "ROUNDS", 0)
+    used = used_directions(fit, edit, torch.Generator().manual_seed(0))
+    assert used.rank == edit.place.width
+    assert 0 < used.count < used.rank
+
+
 def test_an_edit_is_read_and_written_along_its_nonzero_gains(plant):
     place = plant[1].subject.places[0]
     d = place.width
@@ -378,6 +401,9 @@ def test_what_is_made_of_the_variable_does_not_count_as_its_own_change(used, mov
     edit = Edit(place, Frame.orthonormal(torch.tensor([[1.0], [0.0], [0.0]]), "p's copy"), torch.ones(1))
     [natural] = usage.natural_writings(fit, edit, "p", own=OwnChange.of(fit, "p"))
     np.testing.assert_allclose(natural.frame.write[:, 0], [1.0, 0.0, moves], atol=0.02)
+    # six values of p, q and the answer need more than a few inputs
+    assert OwnChange.of(fit.select(torch.arange(5)), "p") is None
+    assert OwnChange.of(fit.select(torch.arange(40)), "p") is not None
     # from q and a sum p follows, and all that goes with it counts
     added = CausalModel(["x0", "x1", "x2", "x3"], {**mechanisms, "y": lambda p, q: p + q}, "y")
     [fit] = record(subject, draw_splits(added, rows, 400, 1000).fit)
