@@ -3,11 +3,13 @@
 import json
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+import plot_ot
 from plot_ot.errors import PlotError
 from plot_ot.models import named as models
 from plot_ot.models.adapters import ADAPTER_FILES, RECORD, digest_weights, load_adapter, read_record, save_adapter
@@ -189,6 +191,29 @@ def test_a_gguf_file_is_dequantised_once(gguf_file: Path, tmp_path: Path, monkey
     assert converted(other) != kept  # the content counts, not the name
     (kept / "config.json").write_text("{}")
     assert_refused(lambda: resolve(gguf_file), ["config.json is damaged", str(kept)])
+
+
+@pytest.mark.parametrize("load", [resolve, lambda name, **how: LanguageModel("m", *load_model(name, **how))])
+def test_a_type_may_be_given_by_its_name(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[..., LanguageModel]
+) -> None:
+    monkeypatch.setenv("PLOT_OT_CACHE", str(tmp_path / "cache"))
+    for name, dtype in {"bfloat16": torch.bfloat16, "float32": torch.float32, "auto": torch.float32}.items():
+        assert next(load(gguf_file, dtype=name).model.parameters()).dtype is dtype
+    assert_refused(lambda: load(gguf_file, dtype="bfloat17"), ["dtype 'bfloat17'", "bfloat16"])
+
+
+def test_no_option_is_passed_over_in_silence() -> None:
+    assert next(plot_ot.load_subject("tiny", dtype="bfloat16").model.parameters()).dtype is torch.bfloat16
+    assert_refused(lambda: plot_ot.load_subject("tiny", dtype="f16"), ["dtype 'f16'", "float16"])
+    assert_refused(lambda: plot_ot.load_subject("tiny", revision="main"), ["'tiny'", "takes no revision"])
+    assert_refused(lambda: plot_ot.load_subject("tiny", adapter="planted-1000"), ["'tiny'", "no adapter"])
+    live = plot_ot.load_subject("tiny")
+    bfloat16 = {"dtype": "bfloat16", "adapter": "planted-1000"}
+    assert_refused(
+        lambda: plot_ot.load_subject(live.model, tokenizer=live.tokenizer, **bfloat16),
+        ["no dtype, adapter", "as it is"],
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX maps")

@@ -34,7 +34,6 @@ from plot_ot.localizing import (
 from plot_ot.methods import Method
 from plot_ot.models.foreign import hooked_options, is_hooked, opened_up
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import is_tiny, load_tiny
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.studies import running
@@ -143,9 +142,9 @@ def load_subject(
                 "A live language model needs its `tokenizer`; any other network the `places` to look at (names of its "
                 "submodules) and an `example` input row."
             )
+        if strange := [*options, *(["adapter"] if adapter is not None else [])]:
+            raise PlotError(f"A live model is taken as it is, so it takes no {', '.join(strange)}: leave this out.")
         loaded = LanguageModel.live(model, tokenizer)
-    elif is_tiny(model):
-        loaded = LanguageModel.live(*load_tiny(str(model)))
     else:
         loaded = resolve(model, adapter, **options)
     loaded = replace(loaded, loading=time.perf_counter() - start)

@@ -28,8 +28,9 @@ def bench(
 
     Exit code 1 if resumed passes do not give what whole passes give.
     """
+    from plot_ot.models.loading import DTYPES
     from plot_ot.planner.ladder import climb, device_by_name
-    from plot_ot.tasks.language import DTYPES, load
+    from plot_ot.tasks.language import load
 
     if dtype is not None and dtype not in DTYPES:
         unknown("dtype", dtype, DTYPES)

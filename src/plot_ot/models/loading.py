@@ -12,7 +12,7 @@ from urllib.request import getproxies
 import torch
 from torch import nn
 
-from plot_ot.errors import PlotError
+from plot_ot.errors import PlotError, unknown
 from plot_ot.files.safe_reading import open_ordinary, refuse_strange_files
 from plot_ot.models.adapters import ADAPTER_FILES, placed_adapter
 from plot_ot.subjects.decoder.architecture import Decoder, transformers_library
@@ -26,6 +26,16 @@ LARGEST = {
     **{"num_attention_heads": 1 << 12, "num_key_value_heads": 1 << 12, "head_dim": 1 << 14},
 }
 """Sizes beyond which a configuration is damaged, not a model: building it would fill memory or never end."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A floating-point type, also by its name; None and 'auto' leave it to the model."""
+    if dtype is None or isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype if isinstance(dtype, torch.dtype) else None
+    if dtype not in DTYPES:
+        unknown("dtype", str(dtype), [*DTYPES, "auto"])
+    return DTYPES[dtype]
 
 
 def load_model(
@@ -62,8 +72,8 @@ def load_model(
         if tokenizer is None:
             _refuse_no_tokenizer(source, file)
             tokenizer = guarded(library.AutoTokenizer.from_pretrained, "tokenizer", source, **where)
-        on_cpu = device_map is None and torch.device(place).type == "cpu"
-        options: dict[str, Any] = {"dtype": dtype or (torch.float32 if on_cpu else "auto")}
+        on_cpu = device_map is None and torch.device(place).type == "cpu" and dtype != "auto"
+        options: dict[str, Any] = {"dtype": as_dtype(dtype) or (torch.float32 if on_cpu else "auto")}
         if not file:
             options["use_safetensors"] = True
         if device_map is not None:

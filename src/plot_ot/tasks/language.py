@@ -22,8 +22,8 @@ from plot_ot.engine import Recipe
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
 from plot_ot.methods import Method, MethodKind, natural_das
+from plot_ot.models.loading import DTYPES
 from plot_ot.models.named import LanguageModel, resolve
-from plot_ot.models.tiny import FIRST, is_tiny, load_tiny
 from plot_ot.signatures import Readout, SignatureSpec, as_readout
 from plot_ot.sites import blocks, neurons, pca_bands, whole_places
 from plot_ot.stages.calibrate import Search
@@ -56,7 +56,6 @@ PHI: dict[str, tuple[str, SignatureSpec]] = {
 """Answer-logit effects pair by pair; their means per family, each of length 1 (the paper's runs); probabilities."""
 CALIBRATIONS = {"balanced": "balanced", "paper": "sensitive"}
 HINTS = ("paper", "practice")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 _loaded: WeakValueDictionary[tuple[object, ...], LanguageModel] = WeakValueDictionary()
@@ -87,14 +86,8 @@ def _stamp(place: str | None) -> tuple[object, ...]:
 def _load(
     model: str, adapter: str | None, dtype: str | None, device: str | None, revision: str | None
 ) -> LanguageModel:
-    if is_tiny(model):
-        if adapter:
-            raise PlotError(f"'{model}' takes no adapter; found '{adapter}'.")
-        name = FIRST if model == "tiny" else model
-        net, tokenizer = load_tiny(name)
-        return LanguageModel(name, net.to(device or "cpu", DTYPES.get(dtype or "", torch.float32)), tokenizer)
     options: dict[str, Any] = {k: v for k, v in {"device": device, "revision": revision}.items() if v}
-    return resolve(model, adapter, dtype=DTYPES[dtype] if dtype else None, **options)
+    return resolve(model, adapter, dtype=dtype, **options)
 
 
 def scaled(sizes: Sequence[int], width: int) -> tuple[int, ...]:
