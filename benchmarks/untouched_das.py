@@ -29,10 +29,10 @@ from plot_ot.files.writing import Json, write_atomically
 from plot_ot.judging.controls import full_patch
 from plot_ot.judging.judges import Judge
 from plot_ot.judging.naturalness import naturalness
-from plot_ot.methods import SCOUT, Method, MethodKind
+from plot_ot.methods import Method, MethodKind
 from plot_ot.stages.calibrate import correct, pair_weights
 from plot_ot.stages.choose import TrainDas, best_rotation
-from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.closed_form import SCOUT, ClosedForm
 from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.problem import Problem, State

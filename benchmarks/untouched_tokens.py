@@ -24,9 +24,10 @@ from plot_ot.handles import Handle
 from plot_ot.judging.controls import full_patch
 from plot_ot.judging.intervals import Bootstrap
 from plot_ot.localizing import Question, make_banks
-from plot_ot.methods import COARSE, SCOUT, Method
+from plot_ot.methods import COARSE, Method
 from plot_ot.signatures import SignatureSpec, as_readout
 from plot_ot.stages.calibrate import correct, pair_weights
+from plot_ot.stages.closed_form import SCOUT
 from plot_ot.stages.coupling import LocalizeTokens
 from plot_ot.stages.problem import Problem
 from plot_ot.subjects import Place, record

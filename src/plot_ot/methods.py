@@ -14,11 +14,12 @@ from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages import random_search
 from plot_ot.stages.calibrate import Search
 from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
-from plot_ot.stages.closed_form import ClosedForm
+from plot_ot.stages.closed_form import SCOUT, ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Clock, Problem, Stage, State, advance
+from plot_ot.stages.together import Together, families
 from plot_ot.stages.ways import Best, LookFurther, noting
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
@@ -30,8 +31,8 @@ WIDE_SEARCH = Search((1, 2, 4, 8), (0.5, 1.0, 2.0, 4.0, 8.0), ties="natural")
 NARROW, FEW, KEPT = 64, 4, 3
 """Up to this width every neuron is a site of its own; up to this many places none is left out beforehand; where there
 are more, so many are kept for a closer look."""
-SCOUT, SCOUTED = ClosedForm(ridges=(1e-1,), sizes=(1, 2), strengths=(1.0, 2.0), further=()), 30
-"""What looks for a variable in the places that were dropped, and in how many of them."""
+SCOUTED = 30
+"""In how many of the places that were dropped a few closed forms look for a variable."""
 COARSE = Transport("uot-one-sided", epsilon=(0.05, 0.2), beta=(0.03, 0.3, 3.0), scale="median")
 FINE = Transport(epsilon=(0.01, 0.03, 0.1, 0.5), scale="median")
 WIDE_FINE = Transport(epsilon=(0.03, 0.3), scale="median")
@@ -110,7 +111,7 @@ class Method:
 
         Stages that came later and changed nothing are left out, also within a way. Where a handle does not tell its way
         through every choice, all ways are kept. No stage looks further than the places it is given, and Newton's path
-        ends at the ρ that the handles took.
+        ends at the ρ that the handles took. Tokens that are tried together need no other stage.
         """
         handles = list(handles)
         plain = [stage.best if isinstance(stage, LookFurther) else stage for stage in self.stages]
@@ -121,6 +122,8 @@ class Method:
             ways = h.chosen.get("ways", ())
             taken.append(list(zip(ways, h.chosen.get("way_steps", [_steps(plain)] * len(ways)), strict=True)))
         told = all(len(ways) in (before[end], before[-1]) for ways, end in zip(taken, ends, strict=True))
+        if all(isinstance(plain[end], Together) for end in ends):  # asks nothing of the stages before it
+            return replace(self, stages=_ended([plain[end] for end in ends[:1]], handles))
         stages = plain[: 1 + max(ends)]
         for n, stage in enumerate(stages):
             if isinstance(stage, Best) and told:
@@ -138,7 +141,7 @@ def _ended(stages: Sequence[Stage], handles: Sequence[Handle]) -> tuple[Stage, .
         if isinstance(stage, Best):
             ended.append(replace(stage, ways=tuple(_ended(way, handles) for way in stage.ways)))
         else:
-            ended.append(stage.retraced(handles) if isinstance(stage, NewtonHandles) else stage)
+            ended.append(stage.retraced(handles) if isinstance(stage, (NewtonHandles, Together)) else stage)
     return tuple(ended)
 
 
@@ -182,8 +185,8 @@ def progressive(
     One-sided UOT couples tokens (where places stand at several) and whole places (where there are many); each variable
     keeps a few. Inside these, neurons or groups of them, principal components and closed forms each make a handle, and
     calibration keeps the best, the plainest first. Gauss-Newton goes on from the closed forms where places are few and
-    narrow at one token, else only where the best handle is; with `das` rotations around the size found so far follow.
-    What was found before stays unless it is beaten.
+    narrow at one token, else only where the best handle is. Tokens that are named alike (end1, end2) are also tried
+    together. With `das` rotations around the size found so far follow. What was found before stays unless it is beaten.
     """
     spec = spec or SignatureSpec()
     unit = replace(spec, normalise="unit") if spec.normalise == "none" else spec  # a whole token outweighs any variable
@@ -225,6 +228,8 @@ def progressive(
         stages.append(inner)
     if not thorough:
         stages.append(NewtonHandles(outputs=False))
+    if families(places):
+        stages.append(Together())
     summary = "tokens, places, then neurons, principal components, closed forms and Newton inside"
     if not das:
         return Method("plot", summary, tuple(stages))

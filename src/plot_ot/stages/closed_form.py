@@ -139,6 +139,10 @@ class ClosedForm:
         return found
 
 
+SCOUT = ClosedForm(ridges=(1e-1,), sizes=(1, 2), strengths=(1.0, 2.0), further=())
+"""A few forms, to see at little cost whether there is something."""
+
+
 @dataclass(frozen=True)
 class Form:
     """A closed-form frame at a place."""

@@ -151,6 +151,7 @@ STAGES = {
     "TrainMask": "training of masks",
     "TrainBoundless": "training of rotations",
     "ClosedForm": "closed forms",
+    "Together": "tokens together",
     "Best": "",
 }
 """What stages are called while they run; of several ways each stage is named by itself."""

@@ -42,6 +42,7 @@ STAGES = {
     "TrainBoundless": "training",
     "TrainMask": "training",
     "ClosedForm": "closed form",
+    "Together": "tokens together",
 }
 """What stages are called while they run."""
 
