@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from nets import orthonormal
+from plot_ot.abstract.banks import Bank
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.subjects import ModuleSubject
+from plot_ot.signatures import as_readout
+from plot_ot.stages.problem import Problem
+from plot_ot.subjects import BankRecording, ModuleSubject, record
 
 WIDTH = 6
 BITS = "abcdefgh"
@@ -45,8 +48,10 @@ class Spread(nn.Module):
         return 8 * torch.stack([(angle - k * math.pi / 2).cos() for k in range(4)], dim=1)
 
 
-def spread(kind: str, seed: int = 0) -> tuple[ModuleSubject, CausalModel, Tensor]:
-    """The network, its causal model, and all inputs."""
+def spread(
+    kind: str, seed: int = 0, names: tuple[str, str] = ("left", "right")
+) -> tuple[ModuleSubject, CausalModel, Tensor]:
+    """The network with its two places so named, its causal model, and all inputs."""
     causal = CausalModel(
         list(BITS),
         {
@@ -57,5 +62,20 @@ def spread(kind: str, seed: int = 0) -> tuple[ModuleSubject, CausalModel, Tensor
         "y",
     )
     rows = torch.cartesian_prod(*[torch.arange(2)] * len(BITS))
-    subject = ModuleSubject(Spread(kind, seed), {"left": "left", "right": "right"}, rows[:1], encode=lambda r: r)
+    subject = ModuleSubject(
+        Spread(kind, seed), dict(zip(names, ("left", "right"), strict=True)), rows[:1], encode=lambda r: r
+    )
     return subject, causal, rows
+
+
+def halves(kind: str, seed: int = 0, names: tuple[str, str] = ("left", "right")) -> tuple[Problem, BankRecording]:
+    """The problem of finding p and q in such a network, and a bank of test pairs."""
+    subject, causal, rows = spread(kind, seed, names)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    parts = []
+    for part in rows[order].split([128, 64, 64]):
+        g = torch.Generator().manual_seed(seed + len(parts))
+        base, source = (part[torch.randint(len(part), (300,), generator=g)] for _ in range(2))
+        parts.append(Bank.from_pairs(causal, base, source, variables=("p", "q")))
+    fit, calibration, test = record(subject, *parts)
+    return Problem(subject, fit, calibration, ("p", "q"), as_readout("softmax")), test

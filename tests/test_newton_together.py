@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import decoders
-from plot_ot.abstract.banks import Bank
 from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.signatures import as_readout
 from plot_ot.stages.calibrate import correct
@@ -18,22 +17,9 @@ from plot_ot.stages.maps import Map
 from plot_ot.stages.natural import edited_states
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Problem, State
-from plot_ot.subjects import BankRecording, record
-from spread import spread
+from spread import halves
 
 SOFTMAX = as_readout("softmax")
-
-
-def banks(kind: str, seed: int = 0) -> tuple[Problem, BankRecording]:
-    subject, causal, rows = spread(kind, seed)
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    parts = []
-    for part in rows[order].split([128, 64, 64]):
-        g = torch.Generator().manual_seed(seed + len(parts))
-        base, source = (part[torch.randint(len(part), (300,), generator=g)] for _ in range(2))
-        parts.append(Bank.from_pairs(causal, base, source, variables=("p", "q")))
-    fit, calibration, test = record(subject, *parts)
-    return Problem(subject, fit, calibration, ("p", "q"), SOFTMAX), test
 
 
 def run(problem: Problem, *stages) -> State:
@@ -45,7 +31,7 @@ def run(problem: Problem, *stages) -> State:
 
 @pytest.mark.parametrize("kind", ["bits", "shares"])
 def test_a_variable_in_two_halves_is_found_at_both_places(kind):
-    problem, test = banks(kind)
+    problem, test = halves(kind)
     alone = run(problem, ClosedForm(), NewtonHandles())
     both = run(problem, ClosedForm(), NewtonHandles(together=4))
     single, joint = (correct(test, s.handles["p"], SOFTMAX).double().mean() for s in (alone, both))
@@ -63,7 +49,7 @@ def test_a_variable_in_two_halves_is_found_at_both_places(kind):
 
 
 def test_places_are_not_joined_for_a_small_gain():
-    problem, _ = banks("bits")
+    problem, _ = halves("bits")
     alone = run(problem, NewtonHandles())
     assert run(problem, NewtonHandles(together=4, gain=0.9)).handles["p"].places == alone.handles["p"].places
     assert run(problem, NewtonHandles(together=4, enough=0.0)).handles["p"].places == alone.handles["p"].places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -76,9 +76,9 @@ class Result:
         for stage in sorted({c["stage"] for c in own}):
             here = [c for c in own if c["stage"] == stage]
             if any(c["tokens"] for c in here):
-                path.append(handle.edits[0].place.token)
+                path.append(_some(dict.fromkeys(e.place.token for e in handle.edits)))
             elif any(set(c["places"]) == set(c["sites"]) for c in here):
-                path.append(handle.places[0])
+                path.append(_some(handle.places))
         whole = all(e.frame.read is None and e.size == e.place.width for e in handle.edits)
         if own and not whole:
             path.append(self._inside(handle))
@@ -89,7 +89,7 @@ class Result:
         sites = handle.chosen.get("sites") or []
         if not sites:
             return f"{handle.size} direction{'' if handle.size == 1 else 's'}"
-        return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")
+        return _some(sites, 3)
 
     def _stretched(self, variable: str) -> str:
         """How far out the handle's edited states lie, natural ones being at 1; nothing where it was not measured."""
@@ -214,6 +214,12 @@ class Result:
             run.finish(seed, self.method, self.unit, list(self.handles.values()), self.of)
             run.complete([CONTROLS, self.method])
         return run.path
+
+
+def _some(names: Iterable[str], most: int = 4) -> str:
+    """Names in a row, and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _only(kind: str, name: str | None, there: Sequence[str]) -> str:

@@ -135,7 +135,7 @@ def families(places: Iterable[Place]) -> list[list[Group]]:
     found: dict[str, dict[str, list[Place]]] = {}
     for p in places:
         stem, at, token = p.name.partition("@")
-        if at and not p.way and re.search(r"\d", token):
+        if at and not p.way and re.search(r"[^\W\d].*\d|\d.*[^\W\d]", token):  # mere numbers count all tokens
             found.setdefault(stem, {}).setdefault(re.sub(r"\d+", "#", token), []).append(p)
     by_block = [[tuple(some) for some in of.values() if len(some) > 1] for of in found.values()]
     return [groups for groups in by_block if groups]
