@@ -151,7 +151,7 @@ def _forbid_loading(monkeypatch) -> None:
         raise AssertionError("weights are loaded")
 
     monkeypatch.setattr("plot_ot.models.named.load_model", never)
-    monkeypatch.setattr("plot_ot.api.load_tiny", never)
+    monkeypatch.setattr("plot_ot.models.named.load_tiny", never)
     monkeypatch.setattr("plot_ot.api.resolve", never)
 
 
