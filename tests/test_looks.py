@@ -9,10 +9,11 @@ from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.engine import InProcess, record_shared
 from plot_ot.engine.growing import GrowingRecording
-from plot_ot.judging.gates import KEEPS
+from plot_ot.judging.gates import KEEPS, Answer, Gate
 from plot_ot.judging.intervals import Bootstrap, Interval, at_least, at_most, missing_at_most
 from plot_ot.judging.status import Status
-from plot_ot.studies.looks import FIRST, SPENT, looks, settled
+from plot_ot.judging.verdict import Verdict
+from plot_ot.studies.looks import FIRST, SPENT, looks, settled, waits_for_pairs
 from plot_ot.subjects.protocol import record
 from test_localize import HYPOTHESIS, ROWS, parity_net
 from test_own_model import LAST, WORDS, last_word, saved, what_it_says
@@ -30,9 +31,10 @@ def test_looks_double_and_spend_the_error_once(most, sizes):
     planned = looks(most)
     assert [look.size for look in planned] == sizes
     assert [look.last for look in planned] == [False] * (len(sizes) - 1) + [True]
-    assert sum(look.error for look in planned) == pytest.approx(SPENT)
+    assert sum(look.searches * look.error for look in planned) == pytest.approx(SPENT)
+    assert [look.searches for look in planned] == [1] + [2] * (len(sizes) - 1)
     assert SPENT <= 0.05
-    assert all(look.error <= planned[-1].error for look in planned)
+    assert all(look.searches * look.error <= SPENT / 2 for look in planned) or len(planned) == 1
     assert sizes[0] == min(FIRST, most) or len(sizes) == 1
 
 
@@ -78,18 +80,40 @@ def test_over_thousands_of_studies_claims_and_intervals_keep_their_promise(name)
 @pytest.mark.parametrize(
     ("now", "before", "ends"),
     [
-        ({"p": Status.PLACED, "q": Status.COMPACT}, {}, True),
-        ({"p": Status.OUTPUT}, {}, True),
-        ({"p": Status.PLACED, "q": Status.UNDECIDED}, {}, False),
-        ({"p": Status.UNDECIDED}, {"p": Status.UNDECIDED}, False),
-        ({"p": Status.ABSENT}, {}, False),
-        ({"p": Status.ABSENT}, {"p": Status.ABSENT}, True),
-        ({"p": Status.IN_PART}, {"p": Status.ABSENT}, False),
-        ({"p": Status.PLACED, "q": Status.DECODABLE}, {"p": Status.UNDECIDED, "q": Status.DECODABLE}, True),
+        (Status.PLACED, None, True),
+        (Status.COMPACT, Status.ABSENT, True),
+        (Status.OUTPUT, None, True),
+        (Status.UNDECIDED, None, False),
+        (Status.UNDECIDED, Status.UNDECIDED, False),
+        (Status.ABSENT, None, False),
+        (Status.ABSENT, Status.ABSENT, True),
+        (Status.IN_PART, Status.ABSENT, False),
+        (Status.DECODABLE, Status.DECODABLE, True),
     ],
 )
 def test_a_yes_ends_the_looking_and_a_no_must_be_said_twice(now, before, ends):
     assert settled(now, before) is ends
+
+
+def gate(name, answer, value=0.9):
+    return Gate(name, Answer(answer), value, value - 0.1, value + 0.1, 0.8, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "accuracy", "gates", "waits"),
+    [
+        ("undecided", 0.9, [gate("works", "cannot say"), gate("compact", "fails")], True),
+        ("undecided", 0.9, [gate("works", "holds"), gate("leaves the rest alone", "cannot say")], True),
+        ("undecided", 0.79, [gate("works", "cannot say")], False),  # another place may do better
+        ("undecided", 0.9, [gate("works", "fails"), gate("beats copying the source", "cannot say")], False),
+        ("undecided", None, [], False),  # too few pairs for any gate
+        ("not localized", 0.9, [gate("leaves the rest alone", "fails")], False),
+        ("placed", 0.9, [gate("works", "holds")], False),
+    ],
+)
+def test_a_handle_that_nothing_speaks_against_only_waits_for_pairs(status, accuracy, gates, waits):
+    evidence = {} if accuracy is None else {"handle": accuracy}
+    assert waits_for_pairs(Verdict("x", Status(status), "", evidence, tuple(gates))) is waits
 
 
 # -- banks and recordings that grow -----------------------------------------------------------------------------------
@@ -220,7 +244,7 @@ def test_a_look_never_tests_on_less_than_a_verdict_can_come_from():
 
 def test_without_further_inputs_all_pairs_are_drawn_at_once(monkeypatch):
     subject = plot_ot.MLPSubject(parity_net("ac", "bd"))
-    monkeypatch.setattr("plot_ot.localizing.settled", lambda now, before: False)
+    monkeypatch.setattr("plot_ot.early.settled", lambda now, before: False)
     result = plot_ot.localize(subject, HYPOTHESIS, ROWS[:90], size=200, budget="auto", progress=False)
     assert [look["pairs"] for look in result.looks] == [40, 200]
 

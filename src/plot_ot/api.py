@@ -15,6 +15,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.positions import NamedTokens
+from plot_ot.early import answer_early
 from plot_ot.engine import Engine
 from plot_ot.errors import PlotError, unknown
 from plot_ot.files.privacy import shared_path
@@ -24,7 +25,6 @@ from plot_ot.localizing import (
     Given,
     Question,
     answer,
-    answer_early,
     chosen_filter,
     pairs_per_bank,
     prompt_notes,

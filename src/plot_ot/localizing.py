@@ -1,10 +1,10 @@
-"""How a question about a network is answered: with banks of one size, or with banks that grow until it is answered."""
+"""How a question about a network is asked, and how it is answered with banks of one size (`early`: of growing ones)."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -16,31 +16,26 @@ from torch import Tensor
 from plot_ot.abstract.admission import FILTERS, Admission
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
-from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.pairs import PairTable, read_pairs
 from plot_ot.abstract.positions import NamedTokens
 from plot_ot.abstract.splitting import SPLITS, Made, Pairs, from_inputs, from_pairs
-from plot_ot.engine import Engine, InProcess
-from plot_ot.engine.growing import GrowingRecording
-from plot_ot.engine.watching import announce, tell
+from plot_ot.engine import Engine
+from plot_ot.engine.watching import announce
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
-from plot_ot.judging.intervals import missing_at_most
 from plot_ot.judging.judges import check_controls
-from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
 from plot_ot.methods import Method, MethodKind, layered, progressive, random_like, random_progressive
 from plot_ot.result import Result
 from plot_ot.signatures import Readout, SignatureSpec
 from plot_ot.stages.choose import TrainDas
 from plot_ot.studies.identity import method_digest, unit_of
-from plot_ot.studies.looks import Look, looks, settled
 from plot_ot.studies.prepared import Prepared, Wording
 from plot_ot.studies.showing import shown
 from plot_ot.studies.study import Recorder, Study
-from plot_ot.subjects import BankRecording, Store, Subject
+from plot_ot.subjects import BankRecording, Place, Store, Subject
 from plot_ot.subjects.decoder.subject import DecoderSubject
 
 METHODS = ("plot", "plot-das", "plot-layered", "das")
@@ -248,7 +243,7 @@ def answer(
             announce("answers of the network")
         made = make_banks(question, given, size, question.admission(question.run))
         waited["filtering"] = time.perf_counter() - begun
-        return _judged(question, made, size, waited, begun)
+        return judged(question, made, size, waited, begun)
 
 
 def make_banks(question: Question, given: Given, size: int, admission: Admission) -> Made:
@@ -271,16 +266,29 @@ def as_given(splits: Splits, hold_out: HoldOut | None) -> Made:
     return Made(splits, tuple(notes))
 
 
-def _judged(
+@dataclass(frozen=True)
+class Looked:
+    """What a search looks for, how, and where."""
+
+    method: Method
+    variables: tuple[str, ...] | None = None
+    """Some of the variables; None for all."""
+    places: Mapping[str, tuple[Place, ...]] | None = None
+    """The places open to each; None for all."""
+
+
+def judged(
     question: Question,
     made: Made,
     size: int,
     waited: dict[str, float],
     begun: float,
     recorder: Recorder | None = None,
+    looked: Looked | None = None,
 ) -> Result:
     """Search, test and judge on these banks; `waited` already knows what was waited for since `begun`."""
-    method, q = question.method, question
+    q, looked = question, looked or Looked(question.method)
+    method = looked.method
     held = list(q.hold_out.names) if q.hold_out else []
     of_inputs = {"filter": q.filter if made.asked else "as given", "hold_out": held}
     notes = [*q.notes, *made.notes]
@@ -296,8 +304,8 @@ def _judged(
         sources=q.sources,
         controls=q.controls,
     )
-    study = Study(prepared, q.engine, recorder=recorder)
-    unit, found = study.run(method, q.at_random)
+    study = Study(prepared, q.engine, recorder=recorder, variables=looked.variables)
+    unit, found = study.run(method, q.at_random, looked.places)
     handles = {v: _settable(h, study.problem.fit, q.hypothesis) for v, h in found.items()}
     flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})
     notes = [*notes, *([f"coupling warnings: {', '.join(flags)}"] if flags else [])]
@@ -327,108 +335,3 @@ def _settable(handle: Handle, fit: BankRecording, hypothesis: CausalModel | Hypo
         return handle
     names = hypothesis.values(handle.variable)
     return replace(handle, values={names[code]: at for code, at in handle.values.items() if isinstance(code, int)})
-
-
-# -- banks that grow ----------------------------------------------------------------------------------------------
-
-
-def answer_early(
-    question: Question,
-    given: Given,
-    most: int,
-    waited: Mapping[str, float],
-    begun: float,
-    progress: bool | Callable[[Result], None],
-) -> Result:
-    """The answer from banks that grow, up to so many pairs, until every variable has its answer (`studies.looks`).
-
-    `progress`, where it is a function, is given the result of every look that is not the last.
-    """
-    if not isinstance(given, Tensor):
-        raise PlotError(
-            "budget='auto' draws pairs itself, more of them from look to look: it needs inputs, and found "
-            f"{'banks' if isinstance(given, Splits) else 'pairs'}. Give inputs, or leave the budget out."
-        )
-    if question.engine is not None and not isinstance(question.engine, InProcess):
-        raise PlotError(
-            "budget='auto' works in this process: what was recorded for one look is kept for the next. Leave out the "
-            "engine, or give `budget` a number."
-        )
-    recording = GrowingRecording(question.subject, InProcess().crew(question.subject), len(given))
-
-    generator = torch.Generator().manual_seed(question.seed)
-    banks = GrowingBanks(question.causal, given, question.admission(recording.add), generator, question.hold_out)
-    taken: list[Result] = []
-    with shown(bool(progress), question.method.steps + OTHER_STEPS):
-        for look in looks(most):
-            if banks.exhausted and not look.last:
-                continue  # with no further inputs, all pairs are drawn from these at once
-            found = _look(question, banks, recording, look, waited, begun)
-            if found is None:  # what it took is part of the next look
-                continue
-            taken.append(found)
-            waited, begun = {}, time.perf_counter()
-            before = _statuses(taken[-2]) if len(taken) > 1 else {}
-            if look.last or settled(_statuses(found), before):
-                break
-            tell(f"provisional, from {look.size} pairs: " + "; ".join(map(_short, found.verdicts.values())))
-            if callable(progress):
-                progress(found)
-    return _together(taken)
-
-
-def _look(
-    question: Question,
-    banks: GrowingBanks,
-    recording: GrowingRecording,
-    look: Look,
-    waited: Mapping[str, float],
-    begun: float,
-) -> Result | None:
-    """One look; None where the inputs so far offer no pairs of some kind, and there are more."""
-    announce(f"answers of the network, for {look.size} pairs")
-    banks.grow(look.rows)
-    taken = {**waited, "filtering": 0.0, "recording": time.perf_counter() - begun}
-    try:
-        splits = banks.draw(look.sizes)
-    except PlotError:
-        if look.last or banks.exhausted:
-            raise
-        return None
-    with missing_at_most(look.error):
-        made = Made(splits, banks.notes, *banks.pass_rate)
-        found = _judged(question, made, look.size, taken, begun, recording.recordings)
-    took = found.unit["runtimes"][0]
-    verdicts = {v: str(status) for v, status in _statuses(found).items()}
-    took["looks"] = [{"pairs": look.size, "error": look.error, "seconds": found.seconds, "verdicts": verdicts}]
-    return found
-
-
-def _together(taken: Sequence[Result]) -> Result:
-    """The last look's result, with what all looks took."""
-    last, earlier = taken[-1], taken[:-1]
-    took = last.unit["runtimes"][0]
-    others = [r.unit["runtimes"][0] for r in earlier]
-    for key in ("parts", "waited"):
-        took[key] = _added([*(o[key] for o in others), took[key]])
-    for key in ("seconds", "controls"):
-        took[key] = sum(o.get(key, 0.0) for o in (*others, took))
-    took["looks"] = [look for o in (*others, took) for look in o["looks"]]
-    sizes = ", ".join(str(look["pairs"]) for look in took["looks"])
-    looked = f"{len(taken)} looks" if earlier else "one look"
-    note = f"{looked} with {sizes} pairs per bank, the last with {1 - took['looks'][-1]['error']:.1%} intervals"
-    return replace(last, seconds=sum(took["waited"].values()), notes=[note, *last.notes])
-
-
-def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for some in parts for name in some)
-    return {name: sum(some.get(name, 0.0) for some in parts) for name in names}
-
-
-def _statuses(result: Result) -> dict[str, Status]:
-    return {v: verdict.status for v, verdict in result.verdicts.items()}
-
-
-def _short(verdict: Verdict) -> str:
-    reached = "" if verdict.accuracy is None else f" ({verdict.accuracy:.2f})"
-    return f"{verdict.variable} {verdict.status}{reached}"

@@ -19,8 +19,8 @@ from torch import Tensor
 from plot_ot.judging import gates, intervals
 from plot_ot.judging.intervals import Bootstrap, missing_at_most
 from plot_ot.judging.status import Status
-from plot_ot.judging.verdict import decide
-from plot_ot.studies.looks import Look, looks, settled
+from plot_ot.judging.verdict import Verdict, decide
+from plot_ot.studies.looks import Look, looks, settled, waits_for_pairs
 
 VARIABLE = "x"
 HARDNESS = 4.0
@@ -36,7 +36,7 @@ class Handle:
     control: float
     """The share that the best control gets right."""
     fresh: bool = False
-    """Whether every look finds another handle, as good on average; else all looks judge the same."""
+    """Whether every search of all places finds another handle, as good on average; else all looks judge the same."""
 
     @property
     def placed(self) -> bool:
@@ -79,33 +79,38 @@ def study(handle: Handle, plan: Sequence[Look], rng: np.random.Generator, famili
     """One study: at each look pairs are drawn from the test inputs so far, judged, and the next look taken or not."""
     most = round(0.4 * plan[-1].rows)
     truths = {"right": handle.accuracy, "kept": handle.kept, "control": handle.control}
-    of = {name: shares(mean, most, rng) for name, mean in truths.items()}
-    before: dict[str, Status] = {}
+
+    def searched() -> dict[str, ndarray]:
+        """A handle of which this is true: the share right of every input."""
+        return {name: shares(mean, most, rng) for name, mean in truths.items()}
+
+    of, said, verdict = searched(), None, None
     for number, look in enumerate(plan, 1):
-        if handle.fresh:
-            of = {name: shares(mean, most, rng) for name, mean in truths.items()}
         inputs, count = round(0.4 * look.rows), look.sizes[2] // 2
+        banks = [Pairs(rng.integers(inputs, size=count), np.arange(count) % families, families) for _ in range(2)]
+        closer = verdict is not None and waits_for_pairs(verdict)
         with missing_at_most(look.error):
-            status, covered = _judged(handle, of, inputs, count, families, rng)
-        now = {VARIABLE: status}
-        if look.last or settled(now, before):
-            return Outcome(status, covered, number, look.size)
-        before = now
+            if closer:
+                verdict, covered = _judged(handle, of, banks, rng)
+                if settled(verdict.status, None):
+                    return Outcome(verdict.status, covered, number, look.size)
+            if look.last or not closer:
+                of = searched() if handle.fresh else of
+                verdict, covered = _judged(handle, of, banks, rng)
+                if look.last or settled(verdict.status, said):
+                    return Outcome(verdict.status, covered, number, look.size)
+                said = verdict.status
     raise AssertionError("the last look ends a study")
 
 
 def _judged(
-    handle: Handle, of: dict[str, ndarray], inputs: int, count: int, families: int, rng: np.random.Generator
-) -> tuple[Status, bool]:
+    handle: Handle, of: dict[str, ndarray], banks: Sequence[Pairs], rng: np.random.Generator
+) -> tuple[Verdict, bool]:
     """The table of gates on pairs where the variable changes and as many where it does not."""
-
-    def drawn() -> Pairs:
-        return Pairs(rng.integers(inputs, size=count), np.arange(count) % families, families)
-
-    changing, keeping = drawn(), drawn()
+    changing, keeping = banks
     boot, boot_kept = Bootstrap(changing), Bootstrap(keeping)  # type: ignore[arg-type]
-    right, control = (rng.random(count) < of[name][changing.base] for name in ("right", "control"))
-    kept = rng.random(count) < of["kept"][keeping.base]
+    right, control = (rng.random(len(changing.base)) < of[name][changing.base] for name in ("right", "control"))
+    kept = rng.random(len(keeping.base)) < of["kept"][keeping.base]
     accuracy = boot.accuracy(torch.from_numpy(right), balanced=True)
     worked = gates.works(accuracy, boot.balanced_bases)
     invariance = boot_kept.accuracy(torch.from_numpy(kept), balanced=True)
@@ -114,7 +119,8 @@ def _judged(
         worked,
         gates.leaves_the_rest_alone(invariance, boot_kept.balanced_bases),
     ]
-    return decide(table, worked, worked), accuracy.low <= handle.accuracy <= accuracy.high
+    verdict = Verdict(VARIABLE, decide(table, worked, worked), "", {"handle": accuracy.value}, tuple(table))
+    return verdict, accuracy.low <= handle.accuracy <= accuracy.high
 
 
 intervals._drawn = lru_cache(maxsize=400)(

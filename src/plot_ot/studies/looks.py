@@ -1,20 +1,23 @@
 """Early answers: banks grow, and after each look every variable has its answer or the next look is taken.
 
-Each look chooses afresh on its own fit and calibration pairs and is judged on test pairs, so test pairs are looked at
-more than once. What keeps this honest is that the probability of error is spent over the looks: an interval of look k
-may miss with probability e_k, and the e_k add up to `SPENT`. Whatever the looks have to do with each other, the
+Each look chooses on its own fit and calibration pairs and is judged on test pairs, so test pairs are looked at more
+than once. What keeps this honest is that the probability of error is spent over the searches of all looks: an interval
+of look k may miss with probability e_k, and these add up to `SPENT`. Whatever the looks have to do with each other, the
 interval that is reported in the end misses with at most that probability, and so does a gate that holds by mistake.
 
-A yes ends the search at once. A no may come from a search that had too few pairs to fit, which no test can tell: it
-ends only if the next look, with about twice as many pairs, says it again.
+A yes stands. A no may come from a search that had too few pairs to fit, which no test can tell: it stands only if the
+next search of all places, with about twice as many pairs, says it again. Where nothing speaks against a handle and only
+test pairs are missing, the next look searches where it was found and nowhere else. Whether it does depends on test
+pairs, too: after the first look the error is shared between the two searches that a look may make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plot_ot.judging.gates import WORKS
 from plot_ot.judging.status import Status
+from plot_ot.judging.verdict import Verdict
 
 SPENT = 0.02
 """How often the interval that is reported may miss, all looks together: less than the 5 % of a single look, so that no
@@ -30,11 +33,13 @@ ROWS, MORE_ROWS = 3, 80
 
 @dataclass(frozen=True)
 class Look:
-    """One look: how many pairs it fits and calibrates with, and how often its intervals may miss."""
+    """One look: how many pairs it fits and calibrates with, and how often the intervals of a search may miss."""
 
     size: int
     error: float
     last: bool
+    searches: int = 1
+    """How many searches it may be judged by: all places, and after the first look also where the handle was before."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -49,19 +54,27 @@ class Look:
 
 def looks(most: int) -> list[Look]:
     """The looks up to so many pairs; the last one may spend half of the error."""
-    early, size = [], FIRST
+    sizes, size = [], FIRST
     while 4 * size < 3 * most:
-        early.append(size)
+        sizes.append(size)
         size *= 2
-    if not early:
+    if not sizes:
         return [Look(most, SPENT, last=True)]
-    return [*(Look(n, SPENT / 2 / len(early), last=False) for n in early), Look(most, SPENT / 2, last=True)]
+    each = SPENT / 2 / len(sizes)
+    first, *more = sizes
+    return [
+        Look(first, each, last=False),
+        *(Look(n, each / 2, last=False, searches=2) for n in more),
+        Look(most, SPENT / 4, last=True, searches=2),
+    ]
 
 
-def settled(now: Mapping[str, Status], before: Mapping[str, Status]) -> bool:
-    """Whether no further look is needed: every variable has its answer, and a no was said by the look before, too."""
-    return all(status.found or status is Status.OUTPUT or _said_again(v, now, before) for v, status in now.items())
+def settled(now: Status, before: Status | None) -> bool:
+    """Whether a variable has its answer: a yes, or a no that the search of all places before this one said, too."""
+    return now.found or now is Status.OUTPUT or (now is not Status.UNDECIDED and now is before)
 
 
-def _said_again(variable: str, now: Mapping[str, Status], before: Mapping[str, Status]) -> bool:
-    return now[variable] is not Status.UNDECIDED and now[variable] is before.get(variable)
+def waits_for_pairs(verdict: Verdict) -> bool:
+    """Whether nothing speaks against a handle but that its test pairs are too few: no place need be searched again."""
+    open_only = not any(gate.fails for gate in verdict.gates if gate.name != "compact")
+    return verdict.status is Status.UNDECIDED and (verdict.accuracy or 0.0) >= WORKS and open_only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from plot_ot.abstract.banks import Bank
@@ -22,7 +22,7 @@ from plot_ot.stages.problem import Clock, Problem
 from plot_ot.studies import records
 from plot_ot.studies.examples import example_rows
 from plot_ot.studies.prepared import Prepared, Sweep
-from plot_ot.subjects import BankRecording, Subject
+from plot_ot.subjects import BankRecording, Place, Subject
 
 Recorder = Callable[[Sequence[Bank]], list[SharedRecording]]
 """Gives the recordings of banks."""
@@ -33,7 +33,7 @@ class Study:
 
     The `engine` says who does the work, `shard` how many inputs a work unit has (by default few of a large network).
     Results depend on the shards in their last bits, never on the engine. Banks whose inputs were recorded before have a
-    `recorder`, which knows them.
+    `recorder`, which knows them. With `variables` only these are looked for; couplings still tell them from the others.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Study:
         *,
         shard: int | None = None,
         recorder: Recorder | None = None,
+        variables: Sequence[str] | None = None,
     ) -> None:
         self.prepared = prepared
         splits = prepared.splits
@@ -59,7 +60,10 @@ class Study:
             else:
                 fit, calibration, *tests = recorder(banks)
         self.recording_seconds = clock.parts["recording"] + prepared.recorded_seconds
-        self.tests: dict[tuple[str, str], BankRecording] = dict(zip(splits.test, tests, strict=True))
+        wanted = splits.fit.variables if variables is None else tuple(variables)
+        self.tests: dict[tuple[str, str], BankRecording] = {
+            at: recording for at, recording in zip(splits.test, tests, strict=True) if at[0] in wanted
+        }
         self.transfer: dict[tuple[str, str], BankRecording] = {}
         if prepared.transfer:
             crew = engine.crew(prepared.subject, prepared.recipe)
@@ -68,14 +72,19 @@ class Study:
         self.bootstraps = {key: Bootstrap(recording.bank) for key, recording in self.tests.items()}
         self.problem = Problem(
             prepared.subject, fit, calibration, splits.fit.variables, prepared.readout, prepared.seed, prepared.score
-        )
+        ).only(wanted)
         self.judge = Judge(self.problem, self.tests, self._recorded, prepared.controls)
 
     # -- units of work -----------------------------------------------------------------------------------
 
-    def run(self, method: Method, random_method: Callable[[int], Method]) -> tuple[Json, dict[str, Handle]]:
-        """Run a method, test its handles once, judge them."""
-        state, parts = method.run(self.problem)
+    def run(
+        self,
+        method: Method,
+        random_method: Callable[[int], Method],
+        places: Mapping[str, tuple[Place, ...]] | None = None,
+    ) -> tuple[Json, dict[str, Handle]]:
+        """Run a method, at every place or only at those open to each variable; test its handles once, judge them."""
+        state, parts = method.run(self.problem, places)
         announce("tests")
         start = time.perf_counter()
         right = {key: correct(r, state.handles[key[0]], self.problem.readout) for key, r in self.tests.items()}
@@ -93,7 +102,7 @@ class Study:
             "records": rows,
             "runtimes": [{**key, "kind": method.kind, "seconds": sum(parts.values()), "parts": parts}],
             "selection": [self._selection(key, h) for h in handles.values()],
-            "cross": [self._cross(key, h, other) for h in handles.values() for other in handles],
+            "cross": [self._cross(key, h, other) for h in handles.values() for other in self.problem.coupled],
             "profile": records.profile_rows(key, state, self.problem),
             "surfaces": records.surface_rows(key, state),
             "couplings": [c for n, s in enumerate(state.trail) for c in records.coupling_rows(key, n, s)],
