@@ -440,9 +440,9 @@ def test_of_an_output_variable_the_earliest_place_that_sets_it_is_named():
         )
         assert second.evidence["patch"] == 1.0
         none = outputs.verdict(variable="y", patch=0.6, elsewhere=0.3)
-        pairs = none.evidence["pairs"]
-        assert none.sentence.startswith(
-            f"{said} No place patched whole sets it on 90% of {pairs} test pairs (at best on 0."
+        assert none.sentence == (
+            f"{said} No place patched whole sets it on 90% of calibration pairs (at best layer1: on "
+            f"{none.evidence['patch']:.3f} of {none.evidence['pairs']} test pairs)."
         )
         assert none.evidence["patch"] == pytest.approx(0.6, abs=0.05)
         assert none.gates == ()

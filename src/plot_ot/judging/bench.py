@@ -22,11 +22,13 @@ from plot_ot.judging.gates import Answer, Gate
 from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval, at_least
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, correct_all
-from plot_ot.subjects import BankRecording
+from plot_ot.subjects import BankRecording, Place
 
 VACUOUS = {"shuffled": "shuffled values", "reinitialised": "a re-initialised network"}
 ALONE = " alone"
 """Where a bank's labels hold the answers to swapping one thing that a variable is made of; no variable's name."""
+RANDOM_PLACES = 12
+"""Places at most that are patched whole to see what any place does, drawn at random."""
 RANDOM_HANDLES, RANDOM_AT_ONCE = 20, 5
 """Random handles at most; drawn so many at a time until their gates have an answer, or more could not give one."""
 
@@ -96,7 +98,8 @@ class Bench:
         self.unseen = sensitivity.select(sensitivity.bank.unseen(variable))
         self.subject = subject = sensitivity.subject
         self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
-        self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in subject.places], axis=0)
+        places = random_places(subject.places)
+        self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in places], axis=0)
         self.at_random: list[ndarray] = []
 
     def anew(self) -> Bench:
@@ -222,6 +225,12 @@ class Bench:
                     return gates
             more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
             self.at_random += [self.on(opponents.random(k)) for k in more]
+
+
+def random_places(places: Sequence[Place]) -> list[Place]:
+    """Some of the places, drawn at random, always the same ones; all where these are few."""
+    drawn = torch.randperm(len(places), generator=torch.Generator().manual_seed(104_729))[:RANDOM_PLACES]
+    return [places[k] for k in sorted(drawn.tolist())]
 
 
 def _all_alike(bank: Bank) -> Bootstrap:

@@ -103,7 +103,7 @@ class Judge:
         """What the handles of all methods stand before."""
         if variable not in self._stands:
             changed, kept = self.tests[variable, "sensitivity"], self.tests[variable, "invariance"]
-            self._stands[variable] = stand(variable, changed, kept, self.problem.readout)
+            self._stands[variable] = stand(variable, changed, kept, self.problem.calibration, self.problem.readout)
         return self._stands[variable]
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:

@@ -21,10 +21,10 @@ from plot_ot.judging.status import Status
 from plot_ot.judging.usage import read_from_used
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct
-from plot_ot.subjects import BankRecording
+from plot_ot.subjects import BankRecording, Place
 
 OUTPUT = 0.9
-"""Share of pairs on which a place patched whole must set an output variable to be called its earliest place."""
+"""Share of calibration pairs on which a place patched whole must set an output variable to be called the earliest."""
 SUBSPACES = 20
 """Random subspaces that a compact handle is compared with."""
 
@@ -104,20 +104,25 @@ def judge(
     generator: torch.Generator,
 ) -> Verdict:
     """Ask every gate about a handle, on discriminating test pairs with families weighted equally."""
-    tested = stand(handle.variable, sensitivity, invariance, readout)
+    tested = stand(handle.variable, sensitivity, invariance, calibration, readout)
     return Case.of(handle, tested).verdict(fit, calibration, opponents, generator)
 
 
-def stand(variable: str, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> Verdict | Bench:
+def stand(
+    variable: str, sensitivity: BankRecording, invariance: BankRecording, calibration: BankRecording, readout: Readout
+) -> Verdict | Bench:
     """What all handles of a variable stand before: its test pairs, or the verdict where these alone give it."""
-    return said_beforehand(variable, sensitivity, readout) or Bench(variable, sensitivity, invariance, readout)
+    beforehand = said_beforehand(variable, sensitivity, calibration, readout)
+    return beforehand or Bench(variable, sensitivity, invariance, readout)
 
 
-def said_beforehand(variable: str, sensitivity: BankRecording, readout: Readout) -> Verdict | None:
+def said_beforehand(
+    variable: str, sensitivity: BankRecording, calibration: BankRecording, readout: Readout
+) -> Verdict | None:
     """The verdict where the pairs alone give it: on an output variable, or where too few pairs tell anything."""
     power = sensitivity.bank.power(variable)
     if power.is_output:
-        return _output_variable(variable, sensitivity, readout)
+        return _output_variable(variable, sensitivity, calibration, readout)
     gaps = power.missing(LEAST_PAIRS)
     if not gaps:
         return None
@@ -290,21 +295,36 @@ def _wanted(more: float) -> str:
     return f"About {max(1.5, more):.2g} times as many base inputs would decide."
 
 
-def _output_variable(variable: str, sensitivity: BankRecording, readout: Readout) -> Verdict:
-    """A variable that copying the source also sets: all there is to say is from where on a patch does it."""
-    subject, reached = sensitivity.subject, 0.0
-    said = f"{variable}: an output variable (its label always equals the source's answer); copying it proves nothing."
-    pairs = sensitivity.bank.power(variable).pairs
+def _output_variable(
+    variable: str, sensitivity: BankRecording, calibration: BankRecording, readout: Readout
+) -> Verdict:
+    """A variable that copying the source also sets: all there is to say is from where on a patch does it.
+
+    Calibration pairs find the earliest place that does, or the best one; test pairs say how often.
+    """
+    subject, pairs = sensitivity.subject, sensitivity.bank.power(variable).pairs
+    looked = calibration.select(calibration.bank.changed[variable])
+
+    def reached(recording: BankRecording, place: Place) -> float:
+        return float(correct(recording, full_patch(variable, [place], subject), readout).double().mean())
+
+    best, most = subject.places[0], -1.0
     for place in subject.places:
-        right = correct(sensitivity, full_patch(variable, [place], subject), readout)
-        reached = max(reached, float(right.double().mean()))
-        if reached >= OUTPUT:
-            said += (
-                f" The earliest place that sets it when patched whole is {place.name}: the answer is right on "
-                f"{reached:.3f} of {pairs} test pairs."
-            )
+        here = reached(looked, place)
+        if here > most:
+            best, most = place, here
+        if most >= OUTPUT:
             break
+    share = reached(sensitivity, best)
+    said = f"{variable}: an output variable (its label always equals the source's answer); copying it proves nothing."
+    if most >= OUTPUT:
+        said += (
+            f" The earliest place that sets it when patched whole is {best.name}: the answer is right on "
+            f"{share:.3f} of {pairs} test pairs."
+        )
     else:
-        said += f" No place patched whole sets it on {OUTPUT:.0%} of {pairs} test pairs (at best on {reached:.3f})."
-    numbers = {"pairs": pairs, "patch": reached}
-    return Verdict(variable, Status.OUTPUT, said, numbers)
+        said += (
+            f" No place patched whole sets it on {OUTPUT:.0%} of calibration pairs (at best {best.name}: on "
+            f"{share:.3f} of {pairs} test pairs)."
+        )
+    return Verdict(variable, Status.OUTPUT, said, {"pairs": pairs, "patch": share})
