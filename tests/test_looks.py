@@ -5,14 +5,18 @@ import pytest
 import torch
 
 import plot_ot
+from plot_ot import early
 from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.engine import InProcess, record_shared
 from plot_ot.engine.growing import GrowingRecording
+from plot_ot.judging import intervals
 from plot_ot.judging.gates import KEEPS, Answer, Gate
 from plot_ot.judging.intervals import Bootstrap, Interval, at_least, at_most, missing_at_most
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
+from plot_ot.localizing import judged
+from plot_ot.stages.ways import LookFurther
 from plot_ot.studies.looks import FIRST, SPENT, looks, settled, waits_for_pairs
 from plot_ot.subjects.protocol import record
 from test_localize import HYPOTHESIS, ROWS, parity_net
@@ -288,3 +292,98 @@ def splits() -> plot_ot.Splits:
     pools = ROWS[torch.randperm(len(ROWS), generator=generator)].split([120, 68, 68])
     fit, calibration, test = (plot_ot.draw_pairs(HYPOTHESIS, pool, "balanced", 40, generator) for pool in pools)
     return plot_ot.Splits.checked(fit, calibration, test.by_variable())
+
+
+# -- what a look asks -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """The searches that are made, in their order: what they look for and where, and how often they may miss."""
+    made = []
+
+    def spied(question, banks, size, waited, begun, recorder, looked):
+        made.append((looked, size, intervals._error.get()))
+        return judged(question, banks, size, waited, begun, recorder, looked)
+
+    monkeypatch.setattr(early, "judged", spied)
+    return made
+
+
+def answered(monkeypatch, answers, waits):
+    """Whether variables have their answer, one after the other, and whether undecided ones only wait for pairs."""
+    said = iter(answers)
+    monkeypatch.setattr(early, "settled", lambda now, before: next(said))
+    monkeypatch.setattr(early, "waits_for_pairs", lambda verdict: waits)
+
+
+def test_what_waits_for_pairs_is_looked_for_where_it_was_found(monkeypatch, searched, tmp_path):
+    answered(monkeypatch, [True, False, True], waits=True)
+    told = []
+    subject = plot_ot.MLPSubject(parity_net("ab", "cd"))
+    result = plot_ot.localize(subject, HYPOTHESIS, ROWS, size=200, budget="auto", progress=told.append)
+    first, second = HYPOTHESIS.variables
+    (everywhere, *_), (closer, size, error) = searched
+    assert everywhere.variables == (first, second)
+    assert everywhere.places is None
+    assert closer.variables == (second,)
+    [provisional] = told
+    assert closer.places == {second: tuple(e.place for e in provisional.handles[second].edits)}
+    assert (size, error) == (80, looks(200)[1].error)
+    assert closer.random is everywhere.random
+    assert closer.method.steps <= everywhere.method.steps
+    assert [(look["pairs"], look["places"]) for look in result.looks] == [(40, "all"), (80, "the last")]
+    assert [list(look["verdicts"]) for look in result.looks] == [[first, second], [second]]
+    # the first variable stays as it was, the second is as it was seen last; the map of all places stays
+    assert result.handles[first] is provisional.handles[first]
+    assert result.handles[second] is not provisional.handles[second]
+    assert result.verdicts[second].evidence["discriminating"] > result.verdicts[first].evidence["discriminating"]
+    assert result.unit["couplings"] == provisional.unit["couplings"]
+    for part in ("records", "selection", "verdicts", "examples"):
+        assert [r["variable"] for r in result.unit[part]] == [r["variable"] for r in provisional.unit[part]]
+    assert {(r["handle"], r["labels"]) for r in result.unit["cross"]} == {
+        (a, b) for a in HYPOTHESIS.variables for b in HYPOTHESIS.variables
+    }
+    assert len(result.controls["records"]) == len(provisional.controls["records"])
+    assert len(result.controls["notes"]) == len(provisional.controls["notes"])
+    assert result.seconds == pytest.approx(sum(look["seconds"] for look in result.looks))
+    result.save(tmp_path / "run")
+    assert str(plot_ot.Result.load(tmp_path / "run").verdicts[second]) == str(result.verdicts[second])
+
+
+def test_a_last_look_that_finds_no_answer_at_the_old_place_searches_all(monkeypatch, searched):
+    answered(monkeypatch, [False, False, False, False, False, False], waits=True)
+    subject = plot_ot.MLPSubject(parity_net("ab", "cd"))
+    result = plot_ot.localize(subject, HYPOTHESIS, ROWS, size=80, budget="auto")
+    at = [(looked.variables, looked.places is None, size) for looked, size, _ in searched]
+    both, (first, second) = HYPOTHESIS.variables, HYPOTHESIS.variables
+    assert at == [(both, True, 40), ((first,), False, 80), ((second,), False, 80), (both, True, 80)]
+    assert searched[0][0].random is not searched[-1][0].random
+    assert [look["places"] for look in result.looks] == ["all", "the last", "the last", "all"]
+    assert str(result).count("2 looks with 40, 80 pairs per bank") == 1
+
+
+def test_where_something_speaks_against_a_handle_all_places_are_searched_again(monkeypatch, searched):
+    answered(monkeypatch, [False, True, True], waits=False)
+    subject = plot_ot.MLPSubject(parity_net("ab", "cd"))
+    plot_ot.localize(subject, HYPOTHESIS, ROWS, size=200, budget="auto")
+    (_, again) = searched
+    assert again[0].variables == HYPOTHESIS.variables[:1]
+    assert again[0].places is None
+
+
+def test_the_first_look_goes_the_cheap_ways_and_the_others_all(monkeypatch, searched):
+    answered(monkeypatch, [False] * 9, waits=False)
+    known = KINDS["decoder layer"](1000)
+    monkeypatch.setattr("plot_ot.methods.FEW", 1)
+    monkeypatch.setattr("plot_ot.methods.NARROW", 1)
+    plot_ot.localize(known.subject, known.causal, known.rows, seed=1000, size=80, budget="auto")
+    (first, *_), (last, *_) = searched
+
+    def ways(looked):
+        [further] = [s for s in looked.method.stages if isinstance(s, LookFurther)]
+        return further
+
+    assert [way for way in ways(last).best.ways if way in ways(first).best.ways] == list(ways(first).best.ways)
+    assert len(ways(first).best.ways) == len(ways(first).outputs) == 2 < len(ways(last).best.ways)
+    assert ways(first).outputs == (0, 1)

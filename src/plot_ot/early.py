@@ -92,21 +92,26 @@ class _Course:
     """In their order; each of the variables that were open."""
     said: dict[str, Status] = field(default_factory=dict)
     """By variable, what the last search of all places came to."""
-    found: dict[str, Handle] = field(default_factory=dict)
-    """By variable, the handle that the last search of all places ended with."""
+    found: dict[str, tuple[Handle, Looked]] = field(default_factory=dict)
+    """By variable, the handle that the last search of all places ended with, and that search."""
 
     def take(self, look: Look, made: Made, waited: dict[str, float], begun: float) -> None:
-        """One look: where handles only wait for pairs at their places, else, or if that gives no answer, everywhere."""
-        closer = len(self.searches) and all(waits_for_pairs(self._last(v).verdicts[v]) for v in self.open)
+        """One look: where handles only wait for pairs at their places; else, or if that gives no answer, everywhere.
+
+        A first look goes the cheap ways, a last one all ways.
+        """
+        closer = len(self.searches) > 0 and all(waits_for_pairs(self._last(v).verdicts[v]) for v in self.open)
         if closer:
             for variable in self.open:
-                handle = self.found[variable]
-                method = self.question.method.retraced([handle])
+                handle, looked = self.found[variable]
                 places = {variable: tuple(e.place for e in handle.edits)}
-                self._search(look, made, waited, begun, Looked(method, (variable,), places))
+                again = Looked(looked.method.retraced([handle]), (variable,), places, looked.random)
+                self._search(look, made, waited, begun, again)
                 waited, begun = {}, time.perf_counter()
         if self.open and (look.last or not closer):
-            self._search(look, made, waited, begun, Looked(self.question.method, self.open))
+            method = self.question.method
+            quick = not self.searches and not look.last
+            self._search(look, made, waited, begun, Looked(method.quick() if quick else method, self.open))
 
     def _search(self, look: Look, made: Made, waited: dict[str, float], begun: float, looked: Looked) -> None:
         with missing_at_most(look.error):
@@ -119,7 +124,7 @@ class _Course:
         if looked.places is None:
             answered = {v for v, status in statuses.items() if settled(status, self.said.get(v))}
             self.said |= statuses
-            self.found |= found.handles
+            self.found |= {v: (handle, looked) for v, handle in found.handles.items()}
         else:
             answered = {v for v, status in statuses.items() if settled(status, None)}
         self.open = tuple(v for v in self.open if v not in answered)

@@ -275,6 +275,8 @@ class Looked:
     """Some of the variables; None for all."""
     places: Mapping[str, tuple[Place, ...]] | None = None
     """The places open to each; None for all."""
+    random: list[Mapping[str, Handle]] = field(default_factory=list)
+    """Random handles that are known already; the judge adds those it finds."""
 
 
 def judged(
@@ -304,7 +306,7 @@ def judged(
         sources=q.sources,
         controls=q.controls,
     )
-    study = Study(prepared, q.engine, recorder=recorder, variables=looked.variables)
+    study = Study(prepared, q.engine, recorder=recorder, variables=looked.variables, random=looked.random)
     unit, found = study.run(method, q.at_random, looked.places)
     handles = {v: _settable(h, study.problem.fit, q.hypothesis) for v, h in found.items()}
     flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})

@@ -106,6 +106,10 @@ class Method:
         """The paper's reading of the method: it ends with the handle of its last stage, better or worse."""
         return replace(self, name=f"{self.name}{LITERAL}", summary=f"{self.summary}; last stage counts", literal=True)
 
+    def quick(self) -> Method:
+        """The method without the dear ways of a choice that also has cheap ones; else as it is."""
+        return replace(self, stages=tuple(s.quick() if isinstance(s, LookFurther) else s for s in self.stages))
+
     def retraced(self, handles: Iterable[Handle]) -> Method:
         """The method up to the stage that made the last of these handles, with only the ways they took.
 

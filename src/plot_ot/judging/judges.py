@@ -49,7 +49,8 @@ class Judge:
     """What the controls took so far."""
     capacity: dict[str, Mapping[int, float]] = field(default_factory=dict)
     """By variable: what the last method reached on shuffled values with each number of directions (calibration)."""
-    _random: list[Mapping[str, Handle]] = field(default_factory=list)
+    random: list[Mapping[str, Handle]] = field(default_factory=list)
+    """Random handles by variable, as many as were asked for so far."""
     _stands: dict[str, Verdict | Bench] = field(default_factory=dict)
     _fresh: tuple[Problem, Tests] | None = None
 
@@ -87,12 +88,12 @@ class Judge:
         return verdict.with_notes(notes)
 
     def _random_handle(self, random_method: Callable[[int], Method], variable: str, k: int) -> Handle:
-        if not self._random:
+        if not self.random:
             announce("random handles")
-        while len(self._random) <= k:
+        while len(self.random) <= k:
             with watched_by(None):
-                self._random.append(random_method(len(self._random)).run(self._judged_problem)[0].handles)
-        return self._random[k][variable]
+                self.random.append(random_method(len(self.random)).run(self._judged_problem)[0].handles)
+        return self.random[k][variable]
 
     @cached_property
     def _judged_problem(self) -> Problem:

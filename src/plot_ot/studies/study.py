@@ -34,6 +34,7 @@ class Study:
     The `engine` says who does the work, `shard` how many inputs a work unit has (by default few of a large network).
     Results depend on the shards in their last bits, never on the engine. Banks whose inputs were recorded before have a
     `recorder`, which knows them. With `variables` only these are looked for; couplings still tell them from the others.
+    Random handles that were found before are in `random`, and others are added there.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Study:
         shard: int | None = None,
         recorder: Recorder | None = None,
         variables: Sequence[str] | None = None,
+        random: list[Mapping[str, Handle]] | None = None,
     ) -> None:
         self.prepared = prepared
         splits = prepared.splits
@@ -73,7 +75,9 @@ class Study:
         self.problem = Problem(
             prepared.subject, fit, calibration, splits.fit.variables, prepared.readout, prepared.seed, prepared.score
         ).only(wanted)
-        self.judge = Judge(self.problem, self.tests, self._recorded, prepared.controls)
+        self.judge = Judge(
+            self.problem, self.tests, self._recorded, prepared.controls, random=[] if random is None else random
+        )
 
     # -- units of work -----------------------------------------------------------------------------------
 
