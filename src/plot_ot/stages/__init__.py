@@ -10,6 +10,7 @@ from plot_ot.stages.masks import MaskSpec, TrainMask
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.prefilter import Prefilter, rank_correlation
 from plot_ot.stages.problem import Calibration, Candidate, Clock, Problem, Stage, State
+from plot_ot.stages.together import Together
 from plot_ot.stages.ways import Best
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "SelectTokens",
     "Stage",
     "State",
+    "Together",
     "TrainBoundless",
     "TrainDas",
     "TrainMask",
