@@ -1,12 +1,12 @@
 """Do the ends of the options' lines hold the pointer together, in a model nobody here trained?
 
-python benchmarks/untouched_lines.py --model FILE.gguf --seed 5                          # or a directory, or a hub id
-python benchmarks/untouched_lines.py --model plain-1000 --dtype float32 --blocks 0 1     # a quick look at an embedded net
+python benchmarks/untouched_lines.py --model FILE.gguf --seed 5                       # or a directory, or a hub id
+python benchmarks/untouched_lines.py --model plain-1000 --dtype float32 --blocks 0 1  # a quick look at an embedded net
 
-The last token of every option (`A. red`) and the line break after it are two families of four tokens. In every block each
-family is taken whole from the source, then both together; where that does best, one closed form of the same kind at each
-token is tried as one handle. All of this is chosen on calibration pairs. Test pairs, controls and the verdict are those of
-`localize`. The result is saved as a run directory: `plot-ot show` and `plot-ot report` read it.
+The last token of every option (`A. red`) and the line break after it are two families of four tokens. In every block
+each family is taken whole from the source, then both together; where that does best, one closed form of the same kind
+at each token is tried as one handle. All of this is chosen on calibration pairs. Test pairs, controls and the verdict
+are those of `localize`. The result is saved as a run directory: `plot-ot show` and `plot-ot report` read it.
 """
 
 from __future__ import annotations

@@ -261,12 +261,15 @@ def test_a_decoder_is_recorded_once_per_prompt(monkeypatch):
     assert all(v.status.found for v in result.verdicts.values())
 
 
-def test_words_of_a_language_model_can_be_looked_at_early(tmp_path):
+def test_words_of_a_language_model_can_be_looked_at_early_and_again(tmp_path, monkeypatch):
     folder = saved("llama", tmp_path / "model")
     says = what_it_says(folder)
     inputs = [{"first": a, "last": b} for a, b in says if says[a, b] in WORDS]
-    result = plot_ot.localize(plot_ot.load_subject(folder), last_word(says), inputs, size=150, budget="auto")
-    assert len(result.looks) >= 1
+    monkeypatch.setattr(early, "settled", lambda now, before: False)
+    monkeypatch.setattr("plot_ot.studies.looks.FIRST", 20)
+    monkeypatch.setattr("plot_ot.studies.looks.MORE_ROWS", 0)
+    result = plot_ot.localize(plot_ot.load_subject(folder), last_word(says), inputs, size=60, budget="auto")
+    assert len(result.looks) >= 2  # the first one also asked for a read-out of the whole vocabulary
     assert set(result.handles["asked"].values) <= set(LAST)
 
 

@@ -36,6 +36,9 @@ def merged(stores: Iterable[Store], most: int | None = None) -> Store:
         if f.name == "part":  # a store whose caches are elsewhere has one there
             first = accumulate((max(1, len(s.prefixes)) for s in stores), initial=0)
             found["part"] = torch.cat([torch.where(p < 0, -1, p + k) for p, k in zip(pieces, first, strict=False)])
+        elif f.name == "readings":  # a read-out that was not asked of all of them is read again
+            names = [name for name in pieces[0] if all(name in p for p in pieces)]
+            found[f.name] = {name: torch.cat([p[name] for p in pieces]) for name in names}
         elif isinstance(pieces[0], Tensor):
             found[f.name] = torch.cat(pieces)
         elif isinstance(pieces[0], Mapping):
