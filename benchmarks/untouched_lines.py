@@ -1,12 +1,16 @@
 """Do the ends of the options' lines hold the pointer together, in a model nobody here trained?
 
 python benchmarks/untouched_lines.py --model FILE.gguf --seed 5                       # or a directory, or a hub id
+python benchmarks/untouched_lines.py --model FILE.gguf --seed 5 --at last --blocks 19 21 23
 python benchmarks/untouched_lines.py --model plain-1000 --dtype float32 --blocks 0 1  # a quick look at an embedded net
 
 The last token of every option (`A. red`) and the line break after it are two families of four tokens. In every block
 each family is taken whole from the source, then both together; where that does best, one closed form of the same kind
 at each token is tried as one handle. All of this is chosen on calibration pairs. Test pairs, controls and the verdict
 are those of `localize`. The result is saved as a run directory: `plot-ot show` and `plot-ot report` read it.
+
+`--at last` asks the same questions of the last token alone, by the default search. Every question has random letters,
+so that the letter does not follow from the pointer: a handle that writes the letter itself cannot be right.
 """
 
 from __future__ import annotations
@@ -27,9 +31,10 @@ from untouched_tokens import ENDS, POINTER
 BREAKS = {name.replace("end", "break"): f"{text}\n" for name, text in ENDS.items()}
 
 
-def hypothesis() -> plot_ot.Hypothesis:
-    """Which option is right, with the tokens that may hold it."""
-    h = plot_ot.Hypothesis(template=TEMPLATE + "Answer:", positions=ENDS | BREAKS, name="mcqa-lines")
+def hypothesis(lines: bool = True) -> plot_ot.Hypothesis:
+    """Which option is right, with the tokens that may hold it: the lines' ends, or the last one."""
+    positions = ENDS | BREAKS if lines else None
+    h = plot_ot.Hypothesis(template=TEMPLATE + "Answer:", positions=positions, name="mcqa-lines")
 
     @h.variable
     def answer_pointer(colour, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
@@ -43,13 +48,15 @@ def hypothesis() -> plot_ot.Hypothesis:
 
 
 def found(args: argparse.Namespace) -> Result:
-    """What `localize` says when tokens are tried together."""
-    h, rows = hypothesis(), questions(args.questions, args.seed)
+    """What `localize` says when tokens are tried together, or of the last token."""
+    lines = args.at == "lines"
+    h, rows = hypothesis(lines), questions(args.questions, args.seed)
     h.rows(rows)
     subject = plot_ot.load_subject(args.model, h, dtype=args.dtype, layers=args.blocks)
-    method = plot_ot.Method("plot-together", "tokens that are named alike, swapped together", (Together(),))
+    together = plot_ot.Method("plot-together", "tokens that are named alike, swapped together", (Together(),))
+    options = {"method": together} if lines else {}
     return plot_ot.localize(
-        subject, h, rows, seed=args.seed, size=args.pairs, method=method, filter="candidates", progress=False
+        subject, h, rows, seed=args.seed, size=args.pairs, filter="candidates", progress=False, **options
     )
 
 
@@ -68,6 +75,7 @@ def table(result: Result) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--at", choices=("lines", "last"), default="lines", help="tokens to look at")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--questions", type=int, default=400)
@@ -76,7 +84,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/untouched_lines"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    path = args.out / f"{Path(args.model).stem}-{args.seed}"
+    path = args.out / f"{Path(args.model).stem}-{args.at}-{args.seed}"
     if not path.exists():
         begun = time.process_time()
         result = found(args)
@@ -84,7 +92,7 @@ def main() -> None:
         result.save(path)
         print(f"{time.process_time() - begun:.0f} CPU seconds at {version()}")
     result = plot_ot.Result.load(path)
-    print("\n".join([str(result), result.handles[POINTER].describe(), *table(result)]))
+    print("\n".join([str(result), result.handles[POINTER].describe(), *(table(result) if args.at == "lines" else ())]))
 
 
 if __name__ == "__main__":

@@ -228,6 +228,20 @@ def test_random_handles_are_drawn_until_their_gates_answer(bench):
     assert verdict.status is ABSENT
 
 
+def test_a_verdict_that_waits_for_other_gates_draws_only_the_first_random_handles(bench):
+    """Whether the handle works is open: no number of random handles below it can make the verdict a yes."""
+    far = 4 * [0.74, 0.74, 0.74, 0.0, 0.74]
+    some, verdict = drawn(bench, handle=0.8, random=far)
+    assert some == list(range(5))
+    assert verdict.status is UNDECIDED
+    assert not verdict.gate(WORKS).holds
+    assert not verdict.gate(HANDLES).holds  # five are too few to say, and that is told
+    near, _ = drawn(bench, handle=0.8, random=4 * [0.9, 0.7, 0.7, 0.0, 0.7])  # one may be better, which would be a no
+    assert len(near) > 5
+    level, _ = drawn(bench, handle=0.8, random=4 * [0.79, 0.79, 0.79, 0.66, 0.79])  # less than the margin behind
+    assert len(level) > 5
+
+
 def test_which_handles_were_drawn_is_part_of_the_interval(bench):
     """Of five handles four are always right and one never is: their mean is 0.8 give or take what five draws give."""
     some, verdict = drawn(bench, random=[1.0, 1.0, 1.0, 0.0, 1.0] + 5 * [0.0])

@@ -65,6 +65,11 @@ class Plain:
         """Whether one of these gates fails that a variable must pass even in part."""
         return any(gate.fails for gate in (*self.against, *self.stays, self.leaves))
 
+    @property
+    def waits(self) -> bool:
+        """Whether one of these gates cannot say: no control can then make the verdict a yes."""
+        return not all(_said(gate) for gate in (*self.against, *self.stays, self.works, self.leaves))
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -204,7 +209,8 @@ class Bench:
         """Random handles, drawn until their gates have an answer or more of them could not give one.
 
         The mean's interval also resamples the handles. Where it cannot say even if their mean were known, the pairs are
-        too few, not the handles; where the answer is no without them, the first few are shown and no more are drawn.
+        too few, not the handles. The first few are enough where the answer is no without them, and where it waits for
+        another gate while none of them comes near.
         """
         mine, mine_drawn = self.boot.balanced(plain.right)
         rng = np.random.default_rng(3)
@@ -221,7 +227,8 @@ class Bench:
                 known = g.beats("random handles", Interval.of(difference, mine_drawn - draws.mean(axis=0), bases))
                 gates = [ahead, g.none_better(drawn, self.boot.interval(plain.right - self.at_random[best]))]
                 final = _said(gates[1]) and (_said(ahead) or not _said(known))
-                if drawn >= RANDOM_HANDLES or final or plain.refused:
+                spared = plain.refused or (plain.waits and all(gate.value >= gate.bound for gate in gates))
+                if drawn >= RANDOM_HANDLES or final or spared:
                     return gates
             more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
             self.at_random += [self.on(opponents.random(k)) for k in more]
