@@ -206,7 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("tiny", "smollm2", "ioi", "untouched", "settings"))
     parser.add_argument("--model", help="untouched: a GGUF file, directory or hub id of Qwen2.5-Coder-1.5B-Instruct")
-    parser.add_argument("--dtype", default="bfloat16", help="untouched: the type of its weights")
+    parser.add_argument("--dtype", default="float32", help="untouched: the type of its weights")
     parser.add_argument("--controls", default="standard", help="untouched: 'full' also re-initialises the network")
     parser.add_argument("--methods", default=UNTOUCHED, help="untouched: the methods to run, with commas")
     parser.add_argument("--seeds", type=int, default=1)

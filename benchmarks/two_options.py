@@ -133,7 +133,7 @@ def tables(found: Json, model: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fit", type=int, default=120, help="fit pairs, half of which move the pointer")
     parser.add_argument("--blocks", type=int, nargs=2, default=(17, 25), help="the first and the last block")

@@ -290,7 +290,7 @@ def _row(r: Json) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=4)
     parser.add_argument("--fit", type=int, default=300, help="fit pairs")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of every other bank")

@@ -12,11 +12,11 @@ import plot_ot
 from plot_ot.edits import respond
 from plot_ot.errors import PlotError
 from plot_ot.judging.controls import full_patch
-from plot_ot.methods import Method, progressive
+from plot_ot.methods import Method, progressive, random_like, random_progressive
 from plot_ot.stages.calibrate import correct, pair_weights, scored
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.problem import State
-from plot_ot.stages.together import Together, families
+from plot_ot.stages.together import Together, TogetherAtRandom, families
 from plot_ot.subjects import Place
 from refusals import assert_refused
 from spread import halves
@@ -118,3 +118,31 @@ def test_options_are_marked_one_by_one_where_the_answer_has_no_pointer() -> None
     assert verdict.accuracy is not None
     assert verdict.accuracy > 0.9
     assert result.handles["pointer"].places == [f"block_output.0@end{k}" for k in range(4)]
+
+
+def test_the_control_swaps_random_neurons_of_as_many_tokens() -> None:
+    problem, test = halves("bits", 0, NAMES)
+    places = problem.subject.places
+    for control in (random_like(METHOD, 0, places), random_progressive(1, places)):
+        assert [type(s) for s in control.stages] == [TogetherAtRandom]
+        handle = control.run(problem)[0].handles["p"]
+        assert handle.places == list(NAMES)
+        neurons = [int((e.gains != 0).sum()) for e in handle.edits]
+        assert neurons == [max(1, e.place.width // 8) for e in handle.edits]
+        weights = pair_weights(problem.calibration, "p", problem.score)
+        again = float(scored(problem.calibration, handle.batch(), "p", weights, problem.readout))
+        assert handle.chosen["calibration_score"] == pytest.approx(again)
+        assert float(correct(test, handle, problem.readout).double().mean()) < 0.8
+    assert random_like(METHOD, 0, places).run(problem)[0].handles["p"].chosen["support"] == " and ".join(NAMES)
+    drawn = [random_like(METHOD, k, places).run(problem)[0].handles["p"] for k in (0, 0, 2)]
+    same = [torch.equal(drawn[0].edits[1].gains, h.edits[1].gains) for h in drawn[1:]]
+    assert same == [True, False]
+
+
+def test_every_second_random_handle_of_the_default_search_is_over_several_tokens() -> None:
+    problem, _ = halves("bits", 0, NAMES)
+    places = problem.subject.places
+    kinds = [any(isinstance(s, TogetherAtRandom) for s in random_progressive(k, places).stages) for k in range(4)]
+    assert kinds == [False, True, False, True]
+    alone = [replace(p, name=p.name.partition("@")[0]) for p in places[:1]]
+    assert not any(isinstance(s, TogetherAtRandom) for s in random_progressive(1, alone).stages)

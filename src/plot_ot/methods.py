@@ -19,7 +19,7 @@ from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_ran
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.newton import NewtonHandles
 from plot_ot.stages.problem import Clock, Problem, Stage, State, advance
-from plot_ot.stages.together import Together, families
+from plot_ot.stages.together import Together, TogetherAtRandom, families
 from plot_ot.stages.ways import Best, LookFurther, noting
 from plot_ot.subjects import Place
 from plot_ot.transport import Transport
@@ -249,16 +249,24 @@ def natural_das(das: TrainDas) -> Best:
 def random_like(method: Method, draw: int, places: Sequence[Place]) -> Method:
     """The control of any method: its own search with every coupling a random ranking, and nothing learned.
 
-    A method of learners alone ranks nothing, so its control is that of `progressive`.
+    A method of learners alone ranks nothing, so its control is that of `progressive`, or where it swaps several tokens
+    together, of that.
     """
     stages = random_search.at_random(method.stages, draw)
     if not stages:
+        if method.stages and all(isinstance(s, Together) for s in method.stages):
+            return random_together(draw)
         return random_progressive(draw, places)
     return Method(f"random-{draw}", f"the search of {method.name}, ranked at random", stages, kind=MethodKind.BASELINE)
 
 
 def random_progressive(draw: int, places: Sequence[Place]) -> Method:
-    """The control of `progressive`: random neurons of any place, or where there are many, of one at random."""
+    """The control of `progressive`: random neurons of any place, or where there are many, of one at random.
+
+    Where it also swaps several tokens together, every second draw does so, too.
+    """
+    if draw % 2 and families(places):
+        return random_together(draw)
     if len(places) <= FEW:
         return random_sites(draw, WIDE_SEARCH)  # the plain grid is as good for random sites, at a twentieth of the cost
     stages = (
@@ -268,6 +276,12 @@ def random_progressive(draw: int, places: Sequence[Place]) -> Method:
         Calibrate(WIDE_SEARCH),
     )
     return Method(f"random-{draw}", "a random place, random neurons, same search", stages, kind=MethodKind.BASELINE)
+
+
+def random_together(draw: int) -> Method:
+    """The control of `Together`: random neurons of several tokens at once."""
+    what = "random neurons of several tokens, same search"
+    return Method(f"random-{draw}", what, (TogetherAtRandom(draw),), kind=MethodKind.BASELINE)
 
 
 def random_sites(draw: int, search: Search) -> Method:

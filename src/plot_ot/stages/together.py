@@ -28,6 +28,7 @@ from plot_ot.subjects import Place
 
 Group = tuple[Place, ...]
 """Places of one block at several tokens, in forward order."""
+SALT = 6_700_417
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,57 @@ class Together:
                 for g in some:
                     ahead.add("calibration", g[0], bank, 1, 1.0 + joined)
                     ahead.add("calibration", g[0], bank, forms * len(self.closed.strengths), 1 / len(groups))
+
+
+@dataclass(frozen=True)
+class TogetherAtRandom:
+    """The control of handles over several tokens: random neurons of as many random tokens in a random block.
+
+    An eighth of the neurons is drawn at each token; calibration picks the strength. `draw` numbers independent ones.
+    """
+
+    draw: int
+    strengths: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        generator = problem.generator(SALT + self.draw)
+        by_block = families(problem.subject.places)
+        handles = dict(state.handles)
+        for v in problem.variables:
+            alike = by_block[_below(len(by_block), generator)]
+            tokens = sorted({p for g in alike for p in g}, key=problem.subject.places.index)
+            size = len(alike[_below(len(alike), generator)])
+            drawn = sorted(torch.randperm(len(tokens), generator=generator)[:size].tolist())
+            group = tuple(tokens[k] for k in drawn)
+            edits = [EditBatch(p, Frame.identity(p.width), self._some_neurons(p.width, generator)) for p in group]
+            [scores] = _scored(problem, v, [edits])
+            best = int(scores.argmax())
+            how = {
+                "support": _named(group),
+                "form": "random neurons",
+                "strength": self.strengths[best],
+                "calibration_score": float(scores[best]),
+            }
+            chosen = [e.select(torch.tensor([best])) for e in edits]
+            handles[v] = handle_from_edits(v, chosen, 0, problem.subject, how)
+        return replace(state, handles=handles)
+
+    def _some_neurons(self, width: int, generator: torch.Generator) -> Float[Tensor, "strengths width"]:
+        """An eighth of the neurons, with every strength."""
+        neurons = torch.zeros(width)
+        neurons[torch.randperm(width, generator=generator)[: max(1, width // 8)]] = 1.0
+        return torch.tensor(self.strengths)[:, None] * neurons
+
+    def forecast(self, ahead: Forecast) -> None:
+        """One group of a random block, with every strength."""
+        groups = list(chain.from_iterable(families(ahead.scene.shape.places)))
+        for g in groups:
+            for _ in ahead.open:
+                ahead.add("calibration", g[0], ahead.scene.calibration, len(self.strengths), 1 / len(groups))
+
+
+def _below(count: int, generator: torch.Generator) -> int:
+    return int(torch.randint(count, (), generator=generator))
 
 
 def families(places: Iterable[Place]) -> list[list[Group]]:
