@@ -15,9 +15,11 @@ import plot_ot
 from decoders import UNNAMED, block_list, network, projection, transformers
 from nets import PARITIES, PARITY_ROWS, random_parities
 from plot_ot.errors import PlotError
+from plot_ot.planner.machine import Machine
 
 WORDS = [f"w{k}" for k in range(58)]
 FIRST, LAST = WORDS[:12], WORDS[20:32]
+MACHINE = Machine("any", 1e12, 1e11, 1e10, 1e9, 1e-6, 1e11)
 
 
 @pytest.fixture(autouse=True)
@@ -238,8 +240,12 @@ def test_load_subject_takes_networks_of_all_kinds():
 
 
 def test_what_load_subject_needs_is_said(tmp_path):
-    with pytest.raises(PlotError, match="needs its `tokenizer`"):
+    with pytest.raises(PlotError, match=r"places=\[...\], example=rows\[:1\].*it has none.*its `tokenizer`"):
         plot_ot.load_subject(nn.Linear(2, 2))
+    with pytest.raises(PlotError, match="it has left, right"):
+        plot_ot.load_subject(nn.ModuleDict({"left": nn.Linear(2, 2), "right": nn.Linear(2, 2)}))
+    with pytest.raises(PlotError, match="found Linear, a class: make one of it"):
+        plot_ot.load_subject(nn.Linear)
     with pytest.raises(PlotError, match="`example` input row"):
         plot_ot.load_subject(nn.Linear(2, 2), places=["x"])
     with pytest.raises(PlotError, match="input rows as `example`"):
@@ -248,6 +254,32 @@ def test_what_load_subject_needs_is_said(tmp_path):
         plot_ot.load_subject(tmp_path / "missing")
     with pytest.raises(PlotError, match="give these to localize"):
         plot_ot.load_subject("tiny", layers=[1])
+
+
+def test_a_network_that_needs_no_further_words_is_taken_as_it_is():
+    net = random_parities(1000, aligned=True)[0]
+    bare = plot_ot.localize(net, PARITIES, PARITY_ROWS, size=300)
+    made = plot_ot.localize(plot_ot.load_subject(net), PARITIES, PARITY_ROWS, size=300)
+    assert bare.verdicts == made.verdicts
+    assert {v: h.places for v, h in bare.handles.items()} == {v: h.places for v, h in made.handles.items()}
+
+
+@pytest.mark.parametrize("enter", [plot_ot.localize, plot_ot.plan_localization])
+def test_a_network_that_needs_further_words_is_told_which(enter):
+    rest = (MACHINE,) if enter is plot_ot.plan_localization else ()
+    with pytest.raises(PlotError, match="it has left, right"):
+        enter(nn.ModuleDict({"left": nn.Linear(2, 2), "right": nn.Linear(2, 2)}), PARITIES, PARITY_ROWS, *rest)
+    with pytest.raises(PlotError, match=r"Expected a network.*found NoneType"):
+        enter(None, PARITIES, PARITY_ROWS, *rest)
+    with pytest.raises(PlotError, match="There is no model at"):
+        enter("./missing", PARITIES, PARITY_ROWS, *rest)
+
+
+def test_comparisons_and_recordings_refuse_what_is_no_network():
+    with pytest.raises(PlotError, match=r"Expected a network.*found list"):
+        plot_ot.compare([nn.Linear(2, 2)], [PARITIES, PARITIES], PARITY_ROWS)
+    with pytest.raises(PlotError, match=r"Expected a subject.*found Linear"):
+        plot_ot.record_pairs(nn.Linear(2, 2), (PARITY_ROWS[:2], PARITY_ROWS[2:4]))
 
 
 def test_what_localize_needs_is_said(subject):

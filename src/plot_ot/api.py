@@ -47,6 +47,8 @@ from plot_ot.tasks import TASKS
 
 Places = Mapping[str, str] | Sequence[str]
 """Names of submodules (or variables) to look at, or what to call each: name."""
+Network = Subject | LanguageModel | nn.Module | str | os.PathLike[str]
+"""What `localize` and `compare` look into: a subject, or what `load_subject` makes one of without further words."""
 
 
 @overload
@@ -131,6 +133,11 @@ def load_subject(
         return MLPSubject(model, **options)
     start = time.perf_counter()
     bound = {k: options.pop(k) for k in ("layers", "kinds", "memory") if k in options}
+    if not isinstance(model, (str, os.PathLike, nn.Module)):
+        raise PlotError(
+            f"Expected a network: a model's name, directory or file, a module, or a CausalModel; found "
+            f"{model.__name__ + ', a class: make one of it' if isinstance(model, type) else type(model).__name__}."
+        )
     if isinstance(model, nn.Module):
         if is_hooked(model):
             raise PlotError(
@@ -138,9 +145,11 @@ def load_subject(
                 f"'blocks.3.hook_resid_post') and an `example` row of tokens, or a TransformerBridge of the same model."
             )
         if tokenizer is None:
+            inside = [name for name, _ in model.named_children()]
             raise PlotError(
-                "A live language model needs its `tokenizer`; any other network the `places` to look at (names of its "
-                "submodules) and an `example` input row."
+                f"This {type(model).__name__} needs more words: load_subject(model, places=[...], example=rows[:1]), "
+                f"with names of submodules to look at (it has {', '.join(inside[:8]) or 'none'}"
+                f"{', ...' if len(inside) > 8 else ''}); or, if it is a language model, its `tokenizer`."
             )
         if strange := [*options, *(["adapter"] if adapter is not None else [])]:
             raise PlotError(f"A live model is taken as it is, so it takes no {', '.join(strange)}: leave this out.")
@@ -155,6 +164,11 @@ def load_subject(
     return bind(loaded, hypothesis, **bound)
 
 
+def as_subject(network: Network) -> Subject | LanguageModel:
+    """A network that was made a subject already, or what `load_subject` makes of it without further words."""
+    return network if isinstance(network, (Subject, LanguageModel)) else load_subject(network)
+
+
 def bind(
     model: LanguageModel, hypothesis: Hypothesis, named: NamedTokens | None = None, **options: Any
 ) -> DecoderSubject:
@@ -166,7 +180,7 @@ def bind(
 
 
 def localize(
-    subject: Subject | LanguageModel,
+    subject: Network,
     hypothesis: CausalModel | Hypothesis,
     pairs: Any,
     *,
@@ -184,6 +198,7 @@ def localize(
 ) -> Result:
     """Where in `subject` do the variables of `hypothesis` live, and what handle controls each?
 
+    `subject` is what `load_subject` makes; a model's name or directory and an `nn.Sequential` are taken as they are.
     `pairs` are base/source pairs: a list of (base, source) dicts, a JSONL or CSV file, a pandas or `datasets` table,
     a tuple (base, source) of integer tensors, or `Splits` of your own; or only inputs (dicts, or a tensor of rows),
     from which pairs balanced over the variables are drawn, `size` per bank. A half fits the couplings, a quarter
@@ -207,9 +222,10 @@ def localize(
     test. The provisional answer of each look stands beside the progress, and `progress`, where it is a function, is
     given it. `budget=N` is banks of N pairs, as `size=N` is.
     """
-    begun, waited = time.perf_counter(), {"loading": subject.loading if isinstance(subject, LanguageModel) else 0.0}
+    taken = as_subject(subject)
+    begun, waited = time.perf_counter(), {"loading": taken.loading if isinstance(taken, LanguageModel) else 0.0}
     question, given = ask(
-        subject,
+        taken,
         hypothesis,
         pairs,
         method=method,
@@ -229,7 +245,7 @@ def localize(
 
 
 def ask(
-    subject: Subject | LanguageModel,
+    network: Network,
     hypothesis: CausalModel | Hypothesis,
     pairs: Any,
     *,
@@ -243,6 +259,7 @@ def ask(
     **options: Any,
 ) -> tuple[Question, Given]:
     """What `localize` is asked, and the banks, pairs or inputs that it is given."""
+    subject = as_subject(network)
     name = shared_path(subject.name) if isinstance(subject, LanguageModel) else type(subject).__name__
     tokenizer, sources = None, {}
     notes: tuple[str, ...] = ()

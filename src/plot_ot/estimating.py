@@ -13,17 +13,16 @@ from torch import Tensor
 from plot_ot.abstract.admission import Admission
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
-from plot_ot.api import ask
+from plot_ot.api import Network, ask
 from plot_ot.localizing import Given, Question, make_banks, size_or, usual_size
 from plot_ot.methods import Method
-from plot_ot.models.named import LanguageModel
 from plot_ot.planner import Inputs, Machine, Plan, Prompted, Scene, answers_in, predict
 from plot_ot.signatures import Readout
-from plot_ot.subjects import DecoderSubject, Subject
+from plot_ot.subjects import DecoderSubject
 
 
 def plan_localization(
-    subject: Subject | LanguageModel,
+    subject: Network,
     hypothesis: CausalModel | Hypothesis,
     pairs: Any,
     machine: Machine,

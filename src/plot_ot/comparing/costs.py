@@ -10,15 +10,14 @@ import torch
 
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.hypothesis import Hypothesis
+from plot_ot.api import Network
 from plot_ot.comparing.drawing import draw_banks
 from plot_ot.comparing.entry import about, asked, pairs_of
 from plot_ot.comparing.quick import QUICK
 from plot_ot.errors import PlotError
 from plot_ot.methods import Method
-from plot_ot.models.named import LanguageModel
 from plot_ot.planner import Machine, Plan, Scene, answers_in, predict
 from plot_ot.signatures import Readout
-from plot_ot.subjects import Subject
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class ComparisonPlan:
 
 
 def plan_comparison(
-    subject: Subject | LanguageModel,
+    subject: Network,
     hypotheses: Sequence[CausalModel | Hypothesis] | Mapping[str, CausalModel | Hypothesis],
     inputs: Any,
     machine: Machine,

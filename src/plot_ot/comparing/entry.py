@@ -21,7 +21,7 @@ from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.holding_out import HoldOut
 from plot_ot.abstract.hypothesis import Hypothesis
 from plot_ot.abstract.splitting import SPLITS, balanced_bank
-from plot_ot.api import bind
+from plot_ot.api import Network, as_subject, bind
 from plot_ot.comparing.drawing import Counts, Drawn, draw_banks
 from plot_ot.comparing.quick import QUICK, quick_verdict
 from plot_ot.comparing.regions import Region, find_region
@@ -58,7 +58,7 @@ FINALISTS = 2
 
 
 def compare(
-    subject: Subject | LanguageModel,
+    subject: Network,
     hypotheses: Sequence[CausalModel | Hypothesis] | Mapping[str, CausalModel | Hypothesis],
     inputs: Any,
     *,
@@ -102,7 +102,7 @@ def compare(
 
 
 def asked(
-    subject: Subject | LanguageModel,
+    network: Network,
     hypotheses: Sequence[CausalModel | Hypothesis] | Mapping[str, CausalModel | Hypothesis],
     inputs: Any,
     method: str | Method,
@@ -115,6 +115,7 @@ def asked(
     """The rivals, and the question about the first of them: where in the network are its variables?"""
     if not isinstance(method, Method) and method not in METHODS:
         raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
+    subject = as_subject(network)
     tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
     field = gather(hypotheses, inputs)
     first = field.rivals[0].hypothesis

@@ -24,6 +24,7 @@ from plot_ot.handles.storing import Stored, Value, as_value, handle_bytes, read_
 from plot_ot.subjects import BankRecording, Subject, record_pairs
 from plot_ot.subjects.decoder.bare import token_rows, token_subject
 from plot_ot.subjects.open_edits import Rewrites, apart, proven
+from plot_ot.subjects.protocol import require_subject
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,7 @@ class Handle:
 
     def require(self, subject: Subject) -> None:
         """Refuse a network that is not the one this handle was made for."""
-        if not isinstance(subject, Subject):
-            raise PlotError(
-                f"Expected a subject, the network as plot_ot.load_subject(model, hypothesis) makes it; found "
-                f"{type(subject).__name__}. On a live language model use `handle.on(model, source)`."
-            )
+        require_subject(subject)
         found = subject.identity()
         if found != self.subject:
             raise PlotError(

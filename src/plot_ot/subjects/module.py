@@ -271,7 +271,9 @@ def _repeated(encoded: Any, rows: int, times: int) -> Any:
 def _plain_tensor(output: Any) -> Tensor:
     value = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
     if not isinstance(value, Tensor):
+        key = next((k for k, v in value.items() if isinstance(v, Tensor)), None) if isinstance(value, Mapping) else None
+        such = "" if key is None else f", such as output=lambda made: made[{key!r}]"
         raise PlotError(
-            f"The module returns {type(value).__name__}; pass `output` to turn it into a tensor of outputs."
+            f"The module returns {type(value).__name__}; pass `output` to turn it into a tensor of outputs{such}."
         )
     return value

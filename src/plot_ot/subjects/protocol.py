@@ -346,6 +346,15 @@ class BankRecording(Recording):
         return BankRecording(self.subject, self.store, self.base_rows[rows], self.source_rows[rows], bank)
 
 
+def require_subject(network: object) -> None:
+    """Refuse what is no subject: a bare module, a name, a language model without its hypothesis."""
+    if not isinstance(network, Subject):
+        raise PlotError(
+            f"Expected a subject, the network as plot_ot.load_subject(model, hypothesis) makes it; found "
+            f"{type(network).__name__}. On a live language model use `handle.on(model, source)`."
+        )
+
+
 def record(subject: Subject, *banks: Bank) -> list[BankRecording]:
     """Record several banks with one pass per distinct input over all of them."""
     recordings = record_pairs(subject, *((bank.base, bank.source) for bank in banks))
@@ -357,6 +366,7 @@ def record(subject: Subject, *banks: Bank) -> list[BankRecording]:
 
 def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Recording]:
     """Record lists of (base, source) inputs with one pass per distinct input over all of them."""
+    require_subject(subject)
     for base, source in pairs:
         if len(base) != len(source) or not len(base):
             raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
