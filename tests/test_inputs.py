@@ -15,7 +15,7 @@ from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.abstract.growing import GrowingBanks
 from plot_ot.abstract.holding_out import MIXED, HoldOut
-from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs
+from plot_ot.abstract.splitting import Pairs, from_inputs, from_pairs, shares_of
 from plot_ot.localizing import as_given, chosen_filter
 from refusals import assert_refused
 from test_chats import EUROPE, SOME, SYSTEM
@@ -404,3 +404,26 @@ def test_a_variable_with_forty_values_is_placed() -> None:
     assert result.verdicts["z"].status.found, result
     assert result.verdicts["w"].status.found, result
     assert result.handles["z"].size < 24
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares"),
+    [(63, [31, 16, 16]), (64, [22, 10, 32]), (81, [33, 16, 32]), (127, [64, 31, 32]), (128, [64, 32, 32])],
+)
+def test_few_inputs_are_split_so_that_a_verdict_can_be_passed(rows, shares):
+    assert shares_of(rows) == shares
+    assert sum(shares) == rows
+
+
+def test_a_perfect_handle_is_placed_with_sixty_four_inputs(monkeypatch):
+    monkeypatch.setattr("plot_ot.judging.bench.RANDOM_HANDLES", 20)
+    ands = {"left": lambda a, b: a & b, "right": lambda c, d: c & d, "y": lambda left, right: 2 * left + right}
+    causal = CausalModel(list("abcdef"), ands, "y")
+    net = nn.Sequential(nn.Linear(6, 2), nn.ReLU(), nn.Linear(2, 4)).requires_grad_(False)
+    net[0].weight.copy_(torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0]]))
+    net[0].bias.fill_(-1)
+    net[2].weight.copy_(torch.tensor([[-8.0, -8], [-8, 8], [8, -8], [8, 8]]))
+    net[2].bias.copy_(torch.tensor([8.0, 0, 0, -8]))
+    rows = torch.cartesian_prod(*[torch.arange(2)] * 6)
+    verdicts = plot_ot.localize(net, causal, rows, progress=False).verdicts
+    assert all(v.status.found for v in verdicts.values()), verdicts

@@ -15,6 +15,7 @@ import plot_ot
 from decoders import UNNAMED, block_list, network, projection, transformers
 from nets import PARITIES, PARITY_ROWS, random_parities
 from plot_ot.errors import PlotError
+from plot_ot.localizing import read_given
 from plot_ot.planner.machine import Machine
 
 WORDS = [f"w{k}" for k in range(58)]
@@ -275,6 +276,20 @@ def test_a_network_that_needs_further_words_is_told_which(enter):
         enter("./missing", PARITIES, PARITY_ROWS, *rest)
 
 
+def test_places_and_examples_that_cannot_be_meant_are_refused():
+    net = random_parities(1000, aligned=True)[0]
+    with pytest.raises(PlotError, match=r"found one name. Write places=\['1'\]"):
+        plot_ot.load_subject(net, places="1", example=PARITY_ROWS[:1])
+    with pytest.raises(PlotError, match="names '1' more than once"):
+        plot_ot.load_subject(net, places=["1", "3", "1"], example=PARITY_ROWS[:1])
+    with pytest.raises(PlotError, match="needs at least one place"):
+        plot_ot.load_subject(net, places=[], example=PARITY_ROWS[:1])
+    wrapped = nn.ModuleDict({"net": net})
+    wrapped.forward = net.forward  # type: ignore[method-assign]
+    with pytest.raises(PlotError, match=r"`example` is a tensor of input rows, such as rows\[:1\]; found list"):
+        plot_ot.load_subject(wrapped, places=["net.1"], example=PARITY_ROWS[:1].tolist())
+
+
 def test_comparisons_and_recordings_refuse_what_is_no_network():
     with pytest.raises(PlotError, match=r"Expected a network.*found list"):
         plot_ot.compare([nn.Linear(2, 2)], [PARITIES, PARITIES], PARITY_ROWS)
@@ -289,3 +304,23 @@ def test_what_localize_needs_is_said(subject):
         plot_ot.localize(subject, PARITIES, as_dicts(PARITY_ROWS))
     with pytest.raises(PlotError, match="Unknown option 'layers'"):
         plot_ot.localize(subject, PARITIES, PARITY_ROWS, layers=[1])
+    with pytest.raises(PlotError, match=r"integer tensors or arrays.*found ndarray"):
+        plot_ot.localize(subject, PARITIES, PARITY_ROWS.double().numpy())
+
+
+def test_an_array_of_integers_is_read_as_rows():
+    assert torch.equal(read_given(PARITIES, PARITY_ROWS.numpy()), PARITY_ROWS)
+
+
+def test_rows_that_do_not_fit_the_hypothesis_are_refused_before_the_network_runs(subject, monkeypatch):
+    monkeypatch.setattr(type(subject), "record", lambda *_: pytest.fail("the network ran"))
+    with pytest.raises(PlotError, match="columns"):
+        plot_ot.localize(subject, PARITIES, torch.cat([PARITY_ROWS, PARITY_ROWS], dim=1))
+
+
+def test_a_network_whose_outputs_are_not_finite_is_said_to_be_so():
+    net = random_parities(1000, aligned=True)[0]
+    with torch.no_grad():
+        net[0].bias.fill_(torch.nan)
+    with pytest.raises(PlotError, match=r"(?i)nan"):
+        plot_ot.localize(net, PARITIES, PARITY_ROWS, size=100)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -37,6 +38,7 @@ from plot_ot.studies.showing import shown
 from plot_ot.studies.study import Recorder, Study
 from plot_ot.subjects import BankRecording, Place, Store, Subject
 from plot_ot.subjects.decoder.subject import DecoderSubject
+from plot_ot.subjects.protocol import require_finite
 
 METHODS = ("plot", "plot-das", "plot-layered", "das")
 OTHER_STEPS = 5
@@ -131,17 +133,20 @@ class Question:
         spoken: Counter[str] = Counter()
 
         def right(rows: Int[Tensor, "rows inputs"]) -> Bool[Tensor, " rows"]:
+            labels = self.causal.answer(rows)  # rows that do not fit the hypothesis are refused before any runs
             store = run(rows)
             if self.tokenizer is not None:
                 tokens = store.top_token.tolist()  # type: ignore[attr-defined]
                 spoken.update(self.tokenizer.decode([t]) for t in tokens)
-            return self.answered(store, self.causal.answer(rows))
+            return self.answered(store, labels)
 
         return Admission(right, self.filter, filters_of(self.tokenizer, self.readout), heard=lambda: often_said(spoken))
 
     def answered(self, store: Store, labels: Tensor) -> Bool[Tensor, " rows"]:
         """Which recorded inputs are answered by these labels."""
         outputs = self.subject.outputs_of(store)
+        if not bool(outputs.isfinite().all()):
+            require_finite(store)
         self.readout.refuse_others(labels, outputs.shape[-1])
         if self.filter == "vocabulary" and isinstance(self.hypothesis, Hypothesis):
             said: Tensor = self.hypothesis.says(self.tokenizer, store.top_token.cpu(), labels)  # type: ignore[attr-defined]
@@ -216,6 +221,8 @@ def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
     """Banks, pairs or input rows, from all that a user may bring."""
     if isinstance(pairs, (Splits, Pairs, Tensor)):
         return pairs
+    if isinstance(pairs, np.ndarray) and pairs.dtype.kind in "iu":
+        return torch.from_numpy(pairs)
     if isinstance(pairs, Bank):
         families = [pairs.families[f] for f in pairs.family.tolist()]
         return Pairs(pairs.base, pairs.source, families)
@@ -223,8 +230,8 @@ def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
         return Pairs(*pairs)
     if not isinstance(hypothesis, Hypothesis):
         raise PlotError(
-            f"A CausalModel takes inputs as integer tensors: rows, or (base, source); found {type(pairs).__name__}. "
-            f"Write the hypothesis as a Hypothesis to give dicts, files or tables."
+            f"A CausalModel takes inputs as integer tensors or arrays: rows, or (base, source); found "
+            f"{type(pairs).__name__}. Write the hypothesis as a Hypothesis to give dicts, files or tables."
         )
     table = pairs if isinstance(pairs, PairTable) else read_pairs(pairs)
     base, source = table.rows(hypothesis)

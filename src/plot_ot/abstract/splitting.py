@@ -20,6 +20,8 @@ FEW_PAIRS = 200
 """A bank is not drawn smaller than this because some kind of pair is rare."""
 SHARES = (2, 1, 1)
 """A half fits, a quarter calibrates, a quarter tests."""
+LEAST_TESTED = 32
+"""Base inputs that tests should have: if all of them go right, the rule of three says "at least 0.9"."""
 DEALS = 20
 """How often entities are dealt out anew, where a deal leaves a split without pairs that it needs."""
 
@@ -57,7 +59,7 @@ def from_inputs(
     generator: torch.Generator,
     hold_out: HoldOut | None = None,
 ) -> Made:
-    """Pairs drawn from the rows that count: half of them fit, a quarter calibrates, a quarter tests.
+    """Pairs drawn from the rows that count: half of them fit, a quarter calibrates, a quarter tests (see `shares_of`).
 
     Banks that the rows cannot fill are drawn half as large, and so on. With `hold_out` the values of an input are split
     instead of the rows.
@@ -72,10 +74,22 @@ def from_inputs(
         splits, held = dealt(causal, rows, hold_out, (size, size, size), generator)
         return Made(splits, (said, held), int(right.sum()), len(distinct))
     rows = rows[torch.randperm(len(rows), generator=generator)]
-    half, rest = len(rows) // 2, len(rows) - len(rows) // 2
-    pools = rows.split([half, rest // 2, rest - rest // 2])
+    pools = rows.split(shares_of(len(rows)))
     splits = drawn_splits(causal, pools, (size, size, size), generator)
     return Made(splits, (said, *rare_kinds(splits.calibration)), int(right.sum()), len(distinct))
+
+
+def shares_of(rows: int) -> list[int]:
+    """How many rows fit, calibrate and test: a half, a quarter and a quarter, but of few rows more of them test.
+
+    With fewer base inputs than `LEAST_TESTED` in its tests no verdict can be passed, however good a handle is. So from
+    twice as many rows on that many are for tests, and of the others two thirds fit.
+    """
+    if 2 * LEAST_TESTED <= rows < 4 * LEAST_TESTED:
+        calibrate = (rows - LEAST_TESTED) // 3
+        return [rows - LEAST_TESTED - calibrate, calibrate, LEAST_TESTED]
+    half = rows - rows // 2
+    return [rows // 2, half // 2, half - half // 2]
 
 
 def dealt(

@@ -12,7 +12,7 @@ from torch import Tensor
 from plot_ot.abstract.admission import LEAST_ROWS
 from plot_ot.abstract.banks import Bank, Splits
 from plot_ot.abstract.holding_out import MIXED, HoldOut
-from plot_ot.abstract.splitting import DEALS, SHARES, SPLITS, balanced_bank
+from plot_ot.abstract.splitting import DEALS, SHARES, SPLITS, balanced_bank, shares_of
 from plot_ot.comparing.rivals import Field, Rival
 from plot_ot.errors import PlotError
 
@@ -47,7 +47,7 @@ class Drawn:
 
 
 def draw_banks(field: Field, counts: Counts, size: int, seed: int, hold_out: HoldOut | None = None) -> Drawn:
-    """Split the inputs once for all rivals: half to fit, a quarter to calibrate, a quarter to test.
+    """Split the inputs once for all rivals: half to fit, a quarter to calibrate, a quarter to test (see `shares_of`).
 
     With `hold_out` the values of some inputs are split instead. They are dealt out anew while a split lacks the pairs
     that some rival needs; of several such deals, the first with banks for the most rivals is taken.
@@ -57,7 +57,7 @@ def draw_banks(field: Field, counts: Counts, size: int, seed: int, hold_out: Hol
     if hold_out is None:
         order = torch.randperm(len(rows), generator=generator)
         part = torch.empty_like(order)
-        part[order] = torch.bucketize(torch.arange(len(rows)) / len(rows), torch.tensor([0.5, 0.75]), right=True)
+        part[order] = torch.arange(len(SPLITS)).repeat_interleave(torch.tensor(shares_of(len(rows))))
         return _with_part(field, counts, size, seed, part)
     hopeless = sum(int(counted.sum()) < LEAST_ROWS for counted in counts.values())
     best: Drawn | None = None

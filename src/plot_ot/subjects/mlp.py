@@ -82,7 +82,8 @@ def _refuse_others(net: nn.Module) -> None:
         found = f"layers {', '.join(strange)}" if strange else type(net).__name__
         raise PlotError(
             f"MLPSubject needs an nn.Sequential of Linear layers and elementwise activations; found {found}. "
-            f"Use ModuleSubject, which takes any module."
+            f"Any module can be loaded by load_subject(model, places=[...], example=rows[:1]), with the names of the "
+            f"submodules to look at."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -51,11 +52,9 @@ class ModuleSubject(Subject):
         self.module = module
         self.encode: Callable[[Tensor], Any] = encode or self._as_floats
         self.output = output or _plain_tensor
-        if isinstance(places, str):
-            raise PlotError(f"`places` is a list of submodules' names; found one name. Write places=[{places!r}].")
-        paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
-        if not paths:
-            raise PlotError("A subject needs at least one place; name the submodules to look at.")
+        paths = named_paths(places)
+        if not isinstance(example, Tensor):
+            raise PlotError(f"`example` is a tensor of input rows, such as rows[:1]; found {type(example).__name__}.")
         if isinstance(position, (list, range)):
             paths, positions = crossed(paths, position)
         else:
@@ -242,6 +241,19 @@ class ModuleSubject(Subject):
             return self._taps[name].edited(name, whole, rewrite, rows)
 
         return edited
+
+
+def named_paths(places: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """What each place is called: the submodule it is."""
+    if isinstance(places, str):
+        raise PlotError(f"`places` is a list of submodules' names; found one name. Write places=[{places!r}].")
+    if not places:
+        raise PlotError("A subject needs at least one place; name the submodules to look at.")
+    if isinstance(places, Mapping):
+        return dict(places)
+    if twice := [p for p, count in Counter(places).items() if count > 1]:
+        raise PlotError(f"`places` names {', '.join(map(repr, twice))} more than once; name each submodule once.")
+    return {p: p for p in places}
 
 
 def moved(encoded: Any, device: torch.device) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plot_ot.errors import PlotError, unknown
-from plot_ot.subjects.module import ModuleSubject
+from plot_ot.subjects.module import ModuleSubject, named_paths
 from plot_ot.subjects.places import Place
 from plot_ot.subjects.protocol import Rewrite, Store, Subject, frozen
 from plot_ot.subjects.shape import Shape
@@ -35,7 +35,7 @@ class SequentialSubject(ModuleSubject):
     ) -> None:
         if type(net).forward is not nn.Sequential.forward:
             raise PlotError(f"SequentialSubject needs an nn.Sequential; found {type(net).__name__}. Use ModuleSubject.")
-        paths = dict(places) if isinstance(places, Mapping) else {p: p for p in places}
+        paths = named_paths(places)
         children = [name for name, _ in net.named_children()]
         for path in paths.values():
             if path not in children:
