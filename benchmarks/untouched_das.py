@@ -1,7 +1,9 @@
-"""Full DAS for the pointer of multiple-choice questions on a model nobody here trained, block by block, size by size.
+"""Full DAS on a model nobody here trained, block by block, size by size: the pointer of multiple-choice questions, or
+which of two names is meant (`--task ioi`).
 
 python benchmarks/untouched_das.py --model FILE.gguf --seed 4              # or a directory, or a hub id
 python benchmarks/untouched_das.py --model FILE.gguf --seed 4 --blocks 0,3,6,9,12,15 --sizes 4 --judge
+python benchmarks/untouched_das.py --task ioi --model smollm2 --seed 3 --blocks 0-29 --judge
 python benchmarks/untouched_das.py --model tiny --dtype float32 --blocks 0-5 --fit 60 --pairs 40 --judge    # a try
 
 The banks are those of `language_study.py untouched` with the same seed, so that its closed form stands beside the best
@@ -37,16 +39,26 @@ from plot_ot.stages.das import train_rotations
 from plot_ot.stages.descent import DasSpec
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording, Place, record
-from plot_ot.tasks import MultipleChoice
+from plot_ot.tasks import IndirectObject, MultipleChoice
+from plot_ot.tasks.language import LanguageTask
 from plot_ot.tasks.text_data import Sizes
 
-POINTER, LETTER = "answer_pointer", "answer_token"
+ASKED: Mapping[str, tuple[type[LanguageTask], str]] = {
+    "mcqa": (MultipleChoice, "answer_pointer"),
+    "ioi": (IndirectObject, "name_position"),
+}
+"""Studies, and the variable that is looked for; the other one is an output variable."""
 AGAIN = 4
 """How many of the best rotations are trained longer, where that is asked for."""
-NAMES = {POINTER: "which option is right", LETTER: "its letter"}
+NAMES = {
+    "answer_pointer": "which option is right",
+    "answer_token": "its letter",
+    "name_position": "which name is meant",
+    "name_token": "the name itself",
+}
 
 
-def das_of(task: MultipleChoice) -> TrainDas:
+def das_of(task: LanguageTask) -> TrainDas:
     """The last stage of the task's own full DAS: the paper's sizes at this model's width, and how they are trained."""
     [stage] = task.methods()["das"].stages
     assert isinstance(stage, TrainDas)
@@ -56,29 +68,37 @@ def das_of(task: MultipleChoice) -> TrainDas:
 def rotated(problem: Problem, spec: DasSpec, place: Place, size: int, start: int = 0) -> tuple[Json, State]:
     """One rotation: what it reaches on calibration pairs, and its handle. Every start has its own directions."""
     salt = problem.subject.places.index(place) * 10_000 + size + start * 1_000_000
+    v, generator = sought(problem), problem.generator(salt)
     rotation, seconds = timed(
-        lambda: train_rotations(problem.fit, place, [POINTER], [size], problem.readout, spec, problem.generator(salt))
+        lambda: train_rotations(problem.fit, place, [v], [size], problem.readout, spec, generator)
     )
     handle = best_rotation(problem, rotation)
     reached = {name: handle.chosen[name] for name in ("calibration_score", "fit_loss", "epochs")}
     told = {"block": place.name, "size": size, "most": spec.most, "start": start, "version": version()}
     unit = {**told, **reached, "cpu": seconds.cpu}
-    return unit, State({POINTER: (place,)}, handles={POINTER: handle})
+    return unit, State({v: (place,)}, handles={v: handle})
+
+
+def sought(problem: Problem) -> str:
+    """The variable that is looked for."""
+    [variable] = problem.variables
+    return variable
 
 
 def scouted(problem: Problem, place: Place) -> Json:
     """What a few closed forms reach on calibration pairs at a block."""
-    (state, _), seconds = timed(lambda: Method("scout", "", (SCOUT,)).run(problem, {POINTER: (place,)}))
-    score = state.handles[POINTER].chosen["calibration_score"]
+    v = sought(problem)
+    (state, _), seconds = timed(lambda: Method("scout", "", (SCOUT,)).run(problem, {v: (place,)}))
+    score = state.handles[v].chosen["calibration_score"]
     return {"block": place.name, "calibration_score": score, "cpu": seconds.cpu, "version": version()}
 
 
-def stage_a(problem: Problem, task: MultipleChoice) -> Json:
+def stage_a(problem: Problem, task: LanguageTask) -> Json:
     """Before calibration: each variable's mass in every block, the mean over β. And what whole patches reach."""
     localize = task.methods()["plot"].stages[0]
     state = localize(problem, State.start(problem))
     found: Json = {"version": version(), "mass": {}, "patched": {}}
-    couplings = [c.coupling for c in state.candidates[POINTER]]
+    couplings = [c.coupling for c in state.candidates[sought(problem)]]
     for v in problem.coupled:
         rows = torch.stack([torch.as_tensor(c.plan[c.variables.index(v)]) for c in couplings])
         found["mass"][v] = (rows / rows.sum(dim=1, keepdim=True)).mean(dim=0).tolist()
@@ -89,10 +109,11 @@ def stage_a(problem: Problem, task: MultipleChoice) -> Json:
     return found
 
 
-def judged(judge: Judge, method: Method, state: State, task: MultipleChoice) -> Json:
-    """The verdict on the pointer's handle, on test pairs."""
+def judged(judge: Judge, method: Method, state: State, task: LanguageTask) -> Json:
+    """The verdict on the handle, on test pairs."""
     [verdict] = judge.verdicts(method, state, task.random_method)
-    handle, problem = state.handles[POINTER], judge.problem
+    problem, v = judge.problem, sought(judge.problem)
+    handle = state.handles[v]
     return {
         "method": method.name,
         "block": handle.places[0],
@@ -100,19 +121,19 @@ def judged(judge: Judge, method: Method, state: State, task: MultipleChoice) -> 
         "status": str(verdict.status),
         "sentence": verdict.sentence,
         "evidence": dict(verdict.evidence),
-        "stretch": naturalness(handle, problem.fit, judge.tests[POINTER, "sensitivity"]).stretch,
+        "stretch": naturalness(handle, problem.fit, judge.tests[v, "sensitivity"]).stretch,
     }
 
 
 def recordings(
-    task: MultipleChoice, seed: int, tested: bool
+    task: LanguageTask, variable: str, seed: int, tested: bool
 ) -> tuple[Problem, Mapping[tuple[str, str], BankRecording]]:
     """The banks of a seed, recorded: with the test pairs, or without."""
     prepared = task.prepare(seed, Path())
     banks = prepared.splits
-    tests = {key: bank for key, bank in banks.test.items() if tested and key[0] == POINTER}
+    tests = {key: bank for key, bank in banks.test.items() if tested and key[0] == variable}
     fit, calibration, *recorded = record(task.subject, banks.fit, banks.calibration, *tests.values())
-    problem = Problem(task.subject, fit, calibration, banks.fit.variables, prepared.readout, seed).only([POINTER])
+    problem = Problem(task.subject, fit, calibration, banks.fit.variables, prepared.readout, seed).only([variable])
     return problem, dict(zip(tests, recorded, strict=True))
 
 
@@ -127,16 +148,16 @@ class Asked:
     judge: bool
 
 
-def study(task: MultipleChoice, seed: int, asked: Asked, out: Path) -> None:
+def study(task: LanguageTask, variable: str, seed: int, asked: Asked, out: Path) -> None:
     """All rotations that are not there yet; then the best of all, and a closed form at its block, before the judge."""
-    problem, tests = recordings(task, seed, tested=asked.judge or bool(asked.late))
+    problem, tests = recordings(task, variable, seed, tested=asked.judge or bool(asked.late))
     das, longer = das_of(task), asked.longer
     assert isinstance(das.dimensions, tuple)
     judge = Judge(problem, tests, _refused, "standard")
     closed = Method("closed form", "closed form", (ClosedForm(),), kind=MethodKind.DAS)
     for place in (task.subject.places[b] for b in asked.late):
         path = out / f"{seed}-late-{place.name}.json"
-        row = _once(path, lambda place=place: judged(judge, closed, closed.run(problem, {POINTER: (place,)})[0], task))
+        row = _once(path, lambda place=place: judged(judge, closed, closed.run(problem, {variable: (place,)})[0], task))
         print(row["sentence"], flush=True)
     places = [task.subject.places[b] for b in asked.blocks]
     _once(out / f"{seed}-stage-a.json", lambda: stage_a(problem, task))
@@ -173,7 +194,7 @@ def study(task: MultipleChoice, seed: int, asked: Asked, out: Path) -> None:
         if method is full:
             _, state = rotated(problem, spec, place, best["size"], best.get("start", 0))
         else:
-            state, _ = method.run(problem, {POINTER: (place,)})
+            state, _ = method.run(problem, {variable: (place,)})
         found.append(judged(judge, method, state, task))
         print(json.dumps(found[-1]), flush=True)
     write_atomically(path, json.dumps({"version": version(), "rows": found}, indent=1).encode())
@@ -213,8 +234,8 @@ def tables(out: Path, seed: int, command: str) -> list[str]:
     rows = [[block, *(reached.get((block, k), "-") for k in sizes)] for block in blocks]
     made = ", ".join(sorted({u["version"] for u in units}))
     lines = [
-        f"Made by `{command}` at {made}. Calibration score (half accuracy where the pointer moves, half where it does "
-        f"not) of every rotation; {len(units)} rotations, {sum(u['cpu'] for u in units) / 60:.0f} CPU minutes.",
+        f"Made by `{command}` at {made}. Calibration score (half accuracy where the variable changes, half where it "
+        f"does not) of every rotation; {len(units)} rotations, {sum(u['cpu'] for u in units) / 60:.0f} CPU minutes.",
         "",
         *markdown(["block", *(f"k = {k}" for k in sizes)], rows),
         "",
@@ -248,11 +269,12 @@ def tables(out: Path, seed: int, command: str) -> list[str]:
 
 
 def figure(out: Path, seed: int, target: Path) -> None:
-    """Where pointer and letter live: transport's mass in every block, and what can be done there."""
+    """Where both variables live: transport's mass in every block, and what can be done there."""
     first = json.loads((out / f"{seed}-stage-a.json").read_text(encoding="utf-8"))
     made, (above, below) = plt.subplots(2, 1, figsize=(8.2, 5.4), sharex=True, height_ratios=(1, 1.5))
     depth = len(next(iter(first["mass"].values())))
-    colors = {POINTER: "#0b5fa5", LETTER: "#d98200"}
+    one, other = first["mass"]  # what is looked for, and what follows from it
+    colors = {one: "#0b5fa5", other: "#d98200"}
     for (v, mass), shift in zip(first["mass"].items(), (-0.2, 0.2), strict=True):
         above.bar([b + shift for b in range(depth)], mass, 0.4, color=colors[v], label=NAMES[v])
     above.set(ylabel="share of transport mass")
@@ -263,10 +285,10 @@ def figure(out: Path, seed: int, target: Path) -> None:
     scouts = [json.loads(p.read_text(encoding="utf-8")) for p in out.glob(f"{seed}-scout-*.json")]
     closed = {int(u["block"].rsplit(".", 1)[1]): u["calibration_score"] for u in scouts}
     lines = [
-        (f"{NAMES[POINTER]}: closed form", sorted(closed.items()), colors[POINTER], "o-"),
-        (f"{NAMES[POINTER]}: DAS, best of all sizes", sorted(best.items()), "#555555", "s--"),
-        (f"{NAMES[POINTER]}: whole vector", list(enumerate(first["patched"][POINTER])), "#8fbce6", "-"),
-        (f"{NAMES[LETTER]}: whole vector", list(enumerate(first["patched"][LETTER])), colors[LETTER], "-"),
+        (f"{NAMES[one]}: closed form", sorted(closed.items()), colors[one], "o-"),
+        (f"{NAMES[one]}: DAS, best of all sizes", sorted(best.items()), "#555555", "s--"),
+        (f"{NAMES[one]}: whole vector", list(enumerate(first["patched"][one])), "#8fbce6", "-"),
+        (f"{NAMES[other]}: whole vector", list(enumerate(first["patched"][other])), colors[other], "-"),
     ]
     for said, points, color, style in lines:
         below.plot(*zip(*points, strict=True), style, color=color, label=said, markersize=4)
@@ -289,6 +311,7 @@ def _row(r: Json) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=ASKED, default="mcqa")
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=4)
@@ -307,12 +330,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     sizes = Sizes(args.fit, args.pairs, args.pairs, transfer=4)
-    task = MultipleChoice(model=args.model, dtype=args.dtype, das_epochs=args.epochs, das_sizes=args.sizes, sizes=sizes)
+    kind, variable = ASKED[args.task]
+    task = kind(model=args.model, dtype=args.dtype, das_epochs=args.epochs, das_sizes=args.sizes, sizes=sizes)
     args.out.mkdir(parents=True, exist_ok=True)
     blocks, late = layer_numbers(args.blocks, "--blocks"), layer_numbers(args.late, "--late") if args.late else []
-    study(task, args.seed, Asked(blocks, late, args.longer, args.again, args.judge), args.out)
+    study(task, variable, args.seed, Asked(blocks, late, args.longer, args.again, args.judge), args.out)
     name = Path(args.model).name
-    command = f"python benchmarks/untouched_das.py --model {name} --seed {args.seed} --blocks {args.blocks}"
+    asks = "" if args.task == "mcqa" else f"--task {args.task} "
+    command = f"python benchmarks/untouched_das.py {asks}--model {name} --seed {args.seed} --blocks {args.blocks}"
     lines = tables(args.out, args.seed, command)
     print("\n".join(lines))
     if args.figure:
