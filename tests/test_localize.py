@@ -10,11 +10,11 @@ import plot_ot
 from plot_ot.errors import CouplingWarning, PlotError
 from plot_ot.files.run_reading import read_run
 from plot_ot.judging.status import Status
-from plot_ot.methods import COARSE, FINE, Method
+from plot_ot.methods import COARSE, FINE, Method, progressive
 from plot_ot.report.payload import payload
 from plot_ot.sites import neurons, whole_places
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Calibrate, SelectPlaces
+from plot_ot.stages.choose import Calibrate, PatchPlaces, SelectPlaces
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize
 from plot_ot.stages.ways import Best
@@ -181,6 +181,23 @@ CLOSED = Method(
         Best(((Localize((neurons,), FINE, coupling="place"), Calibrate(Search((3,), (1.0,)))), (ClosedForm(),))),
     ),
 )
+
+
+def test_where_places_are_few_each_is_also_tried_whole():
+    subject = plot_ot.MLPSubject(parity_net("ab", "cd"))
+    method = progressive(subject.places, 2)
+    [best] = method.stages
+    assert isinstance(best, Best)
+    assert best.ways[-1] == (PatchPlaces(),)
+    only = Method("whole", "each place whole", (PatchPlaces(),))
+    found = plot_ot.localize(subject, HYPOTHESIS, ROWS, size=200, method=only)
+    [edit] = found.handles["left"].edits
+    assert (edit.frame.rank, edit.gains.unique().tolist()) == (edit.place.width, [1.0])
+    chosen = found.handles["left"].chosen
+    assert set(chosen["by_support"]) == {"layer1", "layer2"}
+    assert chosen["calibration_score"] == max(chosen["by_support"].values())
+    assert chosen["by_support"][edit.place.name] == chosen["calibration_score"]
+    assert {t.place: t.score for t in found.profile("left").tried} == pytest.approx(chosen["by_support"])
 
 
 @pytest.fixture(scope="module")

@@ -170,6 +170,26 @@ def test_a_chain_of_layers_is_resumed_after_the_edit_and_never_run_before_it() -
     respond(fast_recording, both)
 
 
+@pytest.mark.parametrize("make", [SequentialSubject, ModuleSubject])
+def test_what_works_in_place_after_a_place_changes_neither_edits_nor_their_gradients(make: type[ModuleSubject]) -> None:
+    torch.manual_seed(1000)
+    plain = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    inside = nn.Sequential(plain[0], nn.ReLU(inplace=True), plain[2])
+    states, found = rand(3, 4, 8).double(), []
+    for net in (plain, inside):
+        subject = make(net, ["0"], torch.zeros(1, 5).double(), encode=lambda rows: rows)
+        inputs = rand(1, 4, 5).double(), rand(2, 4, 5).double()
+        [recording] = record_pairs(subject, inputs)
+        a = states.clone().requires_grad_(True)
+        outputs = subject.resume(recording.store, recording.base_rows, subject.places[0], a.unsqueeze(0), {})[0]
+        [slope] = torch.autograd.grad(outputs.sum(), a)
+        found.append((outputs.detach(), slope))
+        with torch.no_grad():  # states that a caller still needs stay as they are
+            subject.resume(recording.store, recording.base_rows, subject.places[0], states.unsqueeze(0), {})
+        assert bool((states < 0).any())
+    torch.testing.assert_close(found[0], found[1])
+
+
 # -- recurrent networks -----------------------------------------------------------------------------------------
 
 

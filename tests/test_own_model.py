@@ -6,6 +6,7 @@ import json
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,7 +15,9 @@ from torch import nn
 import plot_ot
 from decoders import UNNAMED, block_list, network, projection, transformers
 from nets import PARITIES, PARITY_ROWS, random_parities
+from plot_ot.abstract.causal_model import CausalModel
 from plot_ot.errors import PlotError
+from plot_ot.judging.controls import full_patch
 from plot_ot.localizing import read_given
 from plot_ot.planner.machine import Machine
 
@@ -300,16 +303,127 @@ def test_comparisons_and_recordings_refuse_what_is_no_network():
 def test_what_localize_needs_is_said(subject):
     with pytest.raises(PlotError, match="needs a Hypothesis with a template"):
         plot_ot.localize(plot_ot.load_subject("tiny"), PARITIES, PARITY_ROWS)
-    with pytest.raises(PlotError, match="takes inputs as integer tensors"):
+    with pytest.raises(PlotError, match="takes inputs as tensors or arrays of numbers"):
         plot_ot.localize(subject, PARITIES, as_dicts(PARITY_ROWS))
     with pytest.raises(PlotError, match="Unknown option 'layers'"):
         plot_ot.localize(subject, PARITIES, PARITY_ROWS, layers=[1])
-    with pytest.raises(PlotError, match=r"integer tensors or arrays.*found ndarray"):
-        plot_ot.localize(subject, PARITIES, PARITY_ROWS.double().numpy())
+    with pytest.raises(PlotError, match=r"tensors or arrays of numbers.*found ndarray"):
+        plot_ot.localize(subject, PARITIES, np.array([["a", "b"]]))
+    with pytest.raises(PlotError, match=r"rows, a tensor of shape \[rows, inputs\]; found shape \(256,\)"):
+        plot_ot.localize(subject, PARITIES, PARITY_ROWS[:, 0])
+    with pytest.raises(PlotError, match="found Hypothesis, a class: make one of it"):
+        plot_ot.localize(subject, plot_ot.Hypothesis, PARITY_ROWS)
+    with pytest.raises(PlotError, match="found function"):
+        plot_ot.localize(subject, as_dicts, PARITY_ROWS)
+    with pytest.raises(PlotError, match="no variable to look for"):
+        plot_ot.localize(subject, CausalModel(list("ab"), {"y": lambda a, b: a ^ b}, "y"), PARITY_ROWS[:, :2])
+    with pytest.raises(PlotError, match=r"A seed is a whole number.*found 1.5"):
+        plot_ot.localize(subject, PARITIES, PARITY_ROWS, seed=1.5)
 
 
-def test_an_array_of_integers_is_read_as_rows():
-    assert torch.equal(read_given(PARITIES, PARITY_ROWS.numpy()), PARITY_ROWS)
+def test_arrays_of_numbers_are_read_as_rows_and_pairs():
+    rows = PARITY_ROWS.numpy()
+    assert torch.equal(read_given(PARITIES, rows), PARITY_ROWS)
+    assert torch.equal(read_given(PARITIES, rows.astype(float)), PARITY_ROWS.double())
+    pairs = read_given(PARITIES, (rows[:4], rows[4:8]))
+    assert torch.equal(pairs.base, PARITY_ROWS[:4])
+    assert torch.equal(pairs.source, PARITY_ROWS[4:8])
+
+
+@pytest.mark.parametrize("wrong", [PARITY_ROWS.numpy(), PARITY_ROWS.tolist(), PARITY_ROWS[0]])
+def test_a_handle_is_applied_to_rows_only(subject, wrong):
+    handle = full_patch("left", subject.places[:1], subject)
+    with pytest.raises(PlotError, match=r"Base and source inputs are rows, tensors of shape \[rows, inputs\]; found"):
+        handle.apply(subject, wrong, wrong)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "said"),
+    [
+        (lambda a, b: a if a > b else b, "The mechanism of 'left' failed.*write torch.where"),
+        (lambda a, b: a * 0, "'left' is empty: no pair changes it. It has the same value in all inputs, 0"),
+        (lambda a, b, c, d, e, f, g, h: sum(2.0**k * x for k, x in enumerate((a, b, c, d, e, f, g, h))), "round it"),
+    ],
+)
+def test_a_variable_that_cannot_be_looked_for_is_told_why(subject, mechanism, said):
+    causal = CausalModel(
+        list("abcdefgh"),
+        {
+            "left": mechanism,
+            "right": lambda c, d: c ^ d,
+            "y": lambda a, b, right, left: a ^ b ^ right + 0 * left.long(),
+        },
+        "y",
+    )
+    with pytest.raises(PlotError, match=said):
+        plot_ot.localize(subject, causal, PARITY_ROWS, filter="none", size=60)
+
+
+def test_answers_that_are_no_output_of_the_network_are_refused_as_such(subject):
+    causal = CausalModel(
+        list("abcdefgh"), {"left": lambda a, b: a ^ b, "y": lambda left, c, d: 3 + (left ^ c ^ d)}, "y"
+    )
+    with pytest.raises(PlotError, match=r"answers \(labels\) must lie in 0..1, the network's outputs; found \[3, 4\]"):
+        plot_ot.localize(subject, causal, PARITY_ROWS)
+
+
+class Noisy(nn.Module):
+    """A network whose dropout does not heed `eval()`."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(8, 16), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(self.hidden(x), 0.5))
+
+
+def test_a_network_that_answers_differently_each_time_is_refused():
+    torch.manual_seed(0)
+    with pytest.raises(PlotError, match=r"differently from one run to the next.*does not heed `eval\(\)`"):
+        plot_ot.load_subject(Noisy(), places=["hidden"], example=PARITY_ROWS[:1])
+    with pytest.raises(PlotError, match="`example` has no row"):
+        plot_ot.load_subject(Noisy(), places=["hidden"], example=PARITY_ROWS[:0])
+
+
+def test_rows_of_different_lengths_inside_an_encoder_are_told_as_such():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2)
+    shown = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(8, 2)})
+
+    def forward(x):
+        mask = torch.zeros(x.shape[:2], dtype=torch.bool)
+        mask[:, -1] = True
+        return shown["head"](encoder(x, src_key_padding_mask=mask)[:, 0])
+
+    shown.forward = forward  # type: ignore[method-assign]
+    with pytest.raises(PlotError, match=r"nested tensor.*enable_nested_tensor=False"):
+        plot_ot.load_subject(
+            shown, places=["encoder.layers.0"], example=torch.randn(1, 4, 8), position=0, encode=lambda rows: rows
+        )
+
+
+def test_places_that_nothing_reads_are_told_apart_from_absent_variables(subject):
+    net = random_parities(1000, aligned=True)[0]
+
+    class Aside(nn.Module):
+        """Also runs a layer whose output goes nowhere."""
+
+        def __init__(self):
+            super().__init__()
+            self.net, self.aside = net, nn.Linear(8, 12)
+
+        def forward(self, x):
+            self.aside(x)
+            return self.net(x)
+
+    unread = plot_ot.load_subject(Aside(), places=["aside"], example=PARITY_ROWS[:1])
+    verdict = plot_ot.localize(unread, PARITIES, PARITY_ROWS, size=100, progress=False).verdicts["left"]
+    assert str(verdict.status) == "not localized"
+    assert "no edit at any of these places changes an output: the network does not read them" in verdict.sentence
+    read = plot_ot.load_subject(Aside(), places=["net.1"], example=PARITY_ROWS[:1])
+    found = plot_ot.localize(read, PARITIES, PARITY_ROWS, size=100, progress=False).verdicts["left"]
+    assert "no edit at any of these places" not in found.sentence
 
 
 def test_rows_that_do_not_fit_the_hypothesis_are_refused_before_the_network_runs(subject, monkeypatch):

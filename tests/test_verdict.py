@@ -87,9 +87,16 @@ def test_a_right_handle_tested_on_few_base_inputs_is_undecided():
 
 
 def test_a_handle_no_better_than_random_ones_is_not_localized():
-    verdict = judged(handle_neuron=0, at_random=0)
+    verdict = judged(handle_neuron=2, at_random=2)
     assert verdict.status is Status.ABSENT
-    assert "random handles" in verdict.sentence
+    assert "does not beat random handles" in verdict.sentence
+
+
+def test_random_handles_that_carry_the_variable_themselves_do_not_make_it_absent():
+    verdict = judged(handle_neuron=0, at_random=0)
+    assert verdict.status is Status.UNDECIDED
+    assert "random handles are right on 1.000 of the discriminating pairs as well, so they carry it" in verdict.sentence
+    assert "Not more pairs but other places would decide" in verdict.sentence
 
 
 def test_a_variable_whose_label_is_always_the_sources_answer_is_an_output_variable():

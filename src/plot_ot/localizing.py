@@ -72,6 +72,12 @@ class Question:
 
     def __post_init__(self) -> None:
         check_controls(self.controls)
+        if not isinstance(self.hypothesis, (CausalModel, Hypothesis)):
+            found = self.hypothesis.__name__ if isinstance(self.hypothesis, type) else type(self.hypothesis).__name__
+            made = ", a class: make one of it" if isinstance(self.hypothesis, type) else ""
+            raise PlotError(f"A hypothesis is a plot_ot.CausalModel or a plot_ot.Hypothesis; found {found}{made}.")
+        if not self.causal.variables:
+            raise PlotError("The hypothesis has no variable to look for: give at least one besides its output.")
         _ = self.method  # a name that is not known is refused before anything runs
         if self.readout.numbers and isinstance(self.hypothesis, Hypothesis):
             raise PlotError(
@@ -212,6 +218,12 @@ def size_or(usual: int, size: int | None) -> int:
     return size
 
 
+def as_rows(given: Any) -> Any:
+    """An array of numbers as a tensor; anything else as it is."""
+    numeric = isinstance(given, np.ndarray) and given.dtype.kind in "biuf"
+    return torch.from_numpy(given) if numeric else given
+
+
 def usual_size(subject: Subject) -> int:
     """Pairs per bank, unless told otherwise."""
     return 200 if subject.language else 1000
@@ -219,10 +231,13 @@ def usual_size(subject: Subject) -> int:
 
 def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
     """Banks, pairs or input rows, from all that a user may bring."""
+    if isinstance(pairs, tuple) and any(isinstance(p, np.ndarray) for p in pairs):
+        pairs = tuple(map(as_rows, pairs))
+    pairs = as_rows(pairs)
+    if isinstance(pairs, Tensor) and pairs.ndim < 2:
+        raise PlotError(f"Inputs are rows, a tensor of shape [rows, inputs]; found shape {tuple(pairs.shape)}.")
     if isinstance(pairs, (Splits, Pairs, Tensor)):
         return pairs
-    if isinstance(pairs, np.ndarray) and pairs.dtype.kind in "iu":
-        return torch.from_numpy(pairs)
     if isinstance(pairs, Bank):
         families = [pairs.families[f] for f in pairs.family.tolist()]
         return Pairs(pairs.base, pairs.source, families)
@@ -230,7 +245,7 @@ def read_given(hypothesis: CausalModel | Hypothesis, pairs: Any) -> Given:
         return Pairs(*pairs)
     if not isinstance(hypothesis, Hypothesis):
         raise PlotError(
-            f"A CausalModel takes inputs as integer tensors or arrays: rows, or (base, source); found "
+            f"A CausalModel takes inputs as tensors or arrays of numbers: rows, or (base, source); found "
             f"{type(pairs).__name__}. Write the hypothesis as a Hypothesis to give dicts, files or tables."
         )
     table = pairs if isinstance(pairs, PairTable) else read_pairs(pairs)

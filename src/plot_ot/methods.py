@@ -13,7 +13,7 @@ from plot_ot.signatures import SignatureSpec
 from plot_ot.sites import blocks, pca_bands, pca_components, whole_places
 from plot_ot.stages import random_search
 from plot_ot.stages.calibrate import Search
-from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
+from plot_ot.stages.choose import Calibrate, Hint, PatchPlaces, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import SCOUT, ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites, at_random
 from plot_ot.stages.descent import DasSpec
@@ -222,7 +222,7 @@ def progressive(
         (Localize(menus, fine, spec, coupling="place"), Calibrate(search)) for menus in (native, (pca,))
     ]
     inside.append((ClosedForm(), NewtonHandles()) if thorough else (ClosedForm(),))
-    inner = Best((*inside, *ways))
+    inner = Best((*inside, *(ways or [(PatchPlaces(),)])))
     if ways:
         cheap = () if das else (len(inside) - 1, len(inside))  # closed forms, and what there is
         narrow = LookFurther(inner, scout=(SCOUT,), scouted=SCOUTED)

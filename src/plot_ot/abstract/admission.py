@@ -56,6 +56,6 @@ class Admission:
         heard = self.heard()
         raise PlotError(
             f"{said[:1].upper()}{said[1:]}; at least {least} are needed.{heard and f' {heard}'} Train it further, give "
-            f"more inputs, check that the hypothesis, the prompts and the answers are what you mean, or ask less: "
-            f"{' or '.join(others)}."
+            f"more inputs, check that the hypothesis, the prompts and the answers are what you mean, or choose another "
+            f"filter: {' or '.join(others)}."
         )

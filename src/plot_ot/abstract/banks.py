@@ -385,7 +385,9 @@ class Splits:
             raise PlotError("Splits need at least one test bank: {(variable, 'sensitivity' | 'invariance'): bank}.")
         for (variable, kind), bank in test.items():
             if not len(bank):
-                raise PlotError(f"The {kind} test bank of '{variable}' is empty: no such pair was found.")
+                raise PlotError(
+                    f"The {kind} test bank of '{variable}' is empty: {_why_none(calibration, variable, kind)}"
+                )
         for variable in calibration.variables:
             if not calibration.changed[variable].any():
                 raise PlotError(
@@ -411,6 +413,20 @@ class Splits:
                 f"Strict splits share no source inputs, but found {shared}. Draw sources inside each split."
             )
         return cls(fit, calibration, test, shared)
+
+
+def _why_none(other: Bank, variable: str, kind: str) -> str:
+    """Why no pair changes, or keeps, a variable, as far as the pairs of another bank tell."""
+    values = torch.cat([other.causal.run(rows)[variable] for rows in (other.base, other.source)])
+    count = len(torch.unique(values.flatten(1) if values.ndim > 1 else values, dim=0))
+    if kind == "sensitivity":
+        same_value = f"It has the same value in all inputs, {values[0].tolist()}. " if count == 1 else ""
+        return f"no pair changes it. {same_value}Leave it out of `variables`, or give inputs in which it differs."
+    inputs = len(distinct_rows(torch.cat([other.base, other.source])))
+    return (
+        f"no two inputs give it the same value ({count} values in {inputs} inputs). A variable needs values that come "
+        f"back: round it or sort it into a few classes, or leave it out of `variables`."
+    )
 
 
 def _common_rows(a: Tensor, b: Tensor) -> int:

@@ -123,7 +123,17 @@ class CausalModel:
         return self.run(base, do={variable: self.run(source)[variable]})[self.output]
 
     def _compute(self, name: str, mechanism: Mechanism, values: Values, rows: int) -> Tensor:
-        value = mechanism.function(*(values[p] for p in mechanism.parents))
+        try:
+            value = mechanism.function(*(values[p] for p in mechanism.parents))
+        except PlotError:
+            raise
+        except Exception as e:  # a user's function, and whatever it raises
+            reason = str(e).splitlines()[0] if str(e) else "no reason given"
+            raise PlotError(
+                f"The mechanism of '{name}' failed ({type(e).__name__}: {reason}). It is called once for all rows, "
+                f"with a tensor per parent: write torch.where(a > b, a, b) for `a if a > b else b`, `&` and `|` for "
+                f"`and` and `or`. (A Hypothesis takes functions of single values.)"
+            ) from e
         if not isinstance(value, Tensor):
             raise PlotError(
                 f"The mechanism of '{name}' returned {type(value).__name__}; it must return a batched tensor."

@@ -329,7 +329,7 @@ def _refuse_foreign(path: Path) -> None:
             not path.is_dir() or any(p.name not in ours and not p.name.startswith(WRITING) for p in path.iterdir())
         )
         if others and not (path / MANIFEST).exists():
-            raise PlotError(f"{path} exists and is not a plot-ot run directory. Choose another --out.")
+            raise PlotError(f"{path} exists and is not a plot-ot run directory. Choose another directory.")
     except OSError as e:
         raise PlotError(f"Cannot read {path}: {e.strerror or e}. Choose a directory of yours with --out.") from e
 

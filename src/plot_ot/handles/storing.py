@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import save
@@ -107,7 +108,7 @@ def _read_values(
 
 def as_value(value: Any) -> Value:
     """A value of a variable as it can be looked up and written to a file."""
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         return tuple(as_value(v) for v in value)

@@ -54,7 +54,7 @@ class Plain:
     kept: Accuracy
     score: Score | None
     against: tuple[Gate, ...]
-    """Copying the source, and random places."""
+    """Copying the source, and random places, if there are others than the handle's."""
     works: Gate
     leaves: Gate
     stays: tuple[Gate, ...] = ()
@@ -103,8 +103,7 @@ class Bench:
         self.unseen = sensitivity.select(sensitivity.bank.unseen(variable))
         self.subject = subject = sensitivity.subject
         self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
-        places = random_places(subject.places)
-        self.everywhere = np.mean([self.on(full_patch(variable, [p], subject)) for p in places], axis=0)
+        self.patched = {p.name: self.on(full_patch(variable, [p], subject)) for p in random_places(subject.places)}
         self.at_random: list[ndarray] = []
 
     def anew(self) -> Bench:
@@ -112,6 +111,18 @@ class Bench:
         other = copy(self)
         other.at_random = []
         return other
+
+    def anywhere(self, handle: Handle) -> Float[ndarray, " pairs"] | None:
+        """What a random place does when it is patched whole; None where there is no other than the handle's.
+
+        On average over all places, or over all but the handle's own where that is less.
+        """
+        others = [right for place, right in self.patched.items() if place not in handle.places]
+        if not others:
+            return None
+        means = [np.mean(some, axis=0) for some in (list(self.patched.values()), others)]
+        least: ndarray = min(means, key=lambda mean: self.boot.balanced(mean)[0])
+        return least
 
     def on(self, handle: Handle) -> Float[ndarray, " pairs"]:
         """Whether a handle is right on each of the discriminating pairs."""
@@ -129,14 +140,15 @@ class Bench:
         right = changed.double().numpy()
         accuracy = self.boot.accuracy(changed, balanced=True)
         kept = self.boot_kept.accuracy(same, balanced=True)
-        against = (
-            g.beats("copying the source", self.boot.interval(right - self.copied)),
-            g.beats("random places", self.boot.interval(right - self.everywhere)),
-        )
+        against = [g.beats("copying the source", self.boot.interval(right - self.copied))]
+        other = self.anywhere(handle)
+        if other is not None:
+            difference, reached = self.boot.interval(right - other), self.boot.interval(other)
+            against.append(g.beats_unless_shared("random places", difference, reached))
         works = g.works(accuracy, self.boot.balanced_bases)
         leaves = g.leaves_the_rest_alone(kept, self.boot_kept.balanced_bases)
         own = score_of([self.tested.bank, self.invariance.bank], [changed, same], handle.variable)
-        return Plain(right, accuracy, kept, own, against, works, leaves, self._stays(handle))
+        return Plain(right, accuracy, kept, own, tuple(against), works, leaves, self._stays(handle))
 
     def _stays(self, handle: Handle) -> tuple[Gate, ...]:
         if len(self.unseen) < g.LEAST_PAIRS:
@@ -221,10 +233,15 @@ class Bench:
                 draws = np.stack([d for _, d in each])
                 chosen = rng.integers(drawn, size=draws.shape)
                 mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-                difference, bases = mine - float(np.mean([m for m, _ in each])), self.boot.balanced_bases
+                bases, average = self.boot.balanced_bases, float(np.mean([m for m, _ in each]))
                 best = max(range(drawn), key=lambda k: each[k][0])
-                ahead = g.beats("random handles", Interval.of(difference, mine_drawn - mean, bases))
-                known = g.beats("random handles", Interval.of(difference, mine_drawn - draws.mean(axis=0), bases))
+                difference, reached = mine - average, Interval.of(average, mean, bases)
+                ahead, known = (
+                    g.beats_unless_shared(
+                        "random handles", Interval.of(difference, mine_drawn - theirs, bases), reached
+                    )
+                    for theirs in (mean, draws.mean(axis=0))
+                )
                 gates = [ahead, g.none_better(drawn, self.boot.interval(plain.right - self.at_random[best]))]
                 final = _said(gates[1]) and (_said(ahead) or not _said(known))
                 spared = plain.refused or (plain.waits and all(gate.value >= gate.bound for gate in gates))

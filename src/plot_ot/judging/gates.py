@@ -24,6 +24,8 @@ READS = 0.05
 """What a handle may lose when it reads only directions that the network uses later."""
 COMPACT_LOSS = 0.02
 """What a compact handle may lose against swapping its whole place."""
+SHARED = -1.0
+"""In the place of a number of inputs that would decide: none would, other places might."""
 LEAST_PAIRS = 10
 """Of every kind of pair that a verdict needs, at least so many."""
 LEAST_BASES = 20
@@ -54,7 +56,7 @@ class Gate:
     sentence: str
     """What the answer rests on, in words."""
     more: float = 1.0
-    """How many times as many base inputs would decide, where the gate cannot say."""
+    """How many times as many base inputs would decide, where the gate cannot say; `SHARED` where none would."""
 
     @property
     def holds(self) -> bool:
@@ -76,6 +78,20 @@ def beats(control: str, difference: Interval, margin: float = MARGIN) -> Gate:
         Answer.CANNOT_SAY: f"may or may not beat {control} by {margin:g} (difference {_span(difference)})",
     }
     return _gate(name, difference, margin, words)
+
+
+def beats_unless_shared(control: str, difference: Interval, reached: Interval) -> Gate:
+    """The handle is ahead of a control; where it is not, a control that carries the variable itself proves nothing.
+
+    Whatever is right on 80 % of the pairs that tell the variable from its rivals swaps it, however it was found. That
+    says that it is in more than one place, or that a place is so narrow that a random handle takes it whole; not that
+    it is absent where the handle is.
+    """
+    gate = beats(control, difference)
+    if gate.holds or reached.low < WORKS:
+        return gate
+    also = f"{control} are right on {reached.value:.3f} of the discriminating pairs as well, so they carry it, too"
+    return replace(gate, answer=Answer.CANNOT_SAY, sentence=also, more=SHARED)
 
 
 def none_better(count: int, best: Interval) -> Gate:
@@ -232,5 +248,5 @@ def _share(x: Accuracy) -> str:
 
 
 def deciding(gates: Sequence[Gate]) -> float:
-    """How many times as many base inputs would let every gate say something."""
+    """How many times as many base inputs would let every gate say something; `SHARED` where other places would."""
     return max((g.more for g in gates if g.answer is Answer.CANNOT_SAY), default=1.0)

@@ -16,7 +16,7 @@ from plot_ot.errors import unknown
 from plot_ot.handles import Handle
 from plot_ot.judging.bench import Bench
 from plot_ot.judging.controls import Score, score, with_shuffled_values
-from plot_ot.judging.notes import notes_on, untried
+from plot_ot.judging.notes import notes_on, unread, untried
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Case, Opponents, Verdict, stand
 from plot_ot.methods import Method
@@ -83,6 +83,8 @@ class Judge:
     def _with_notes(self, verdict: Verdict, state: State) -> Verdict:
         handle, v = state.handles[verdict.variable], verdict.variable
         notes = [] if verdict.status.found else untried(handle)
+        if verdict.status is Status.ABSENT:
+            notes += unread(verdict.accuracy, self.problem)
         if verdict.status not in (Status.OUTPUT, Status.ABSENT):
             notes += notes_on(handle, state, self.problem, self.tests[v, "sensitivity"])
         return verdict.with_notes(notes)

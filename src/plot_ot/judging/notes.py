@@ -11,13 +11,17 @@ from torch import Tensor
 
 from plot_ot.abstract.banks import first_of_each, row_codes
 from plot_ot.abstract.causal_model import same
+from plot_ot.edits import respond
 from plot_ot.handles import Handle
+from plot_ot.judging.controls import full_patch
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.stages.problem import Problem, State
 from plot_ot.subjects import BankRecording
 
 STRETCH = 1.5
 """Edited states this many times as far out as natural ones are called unnatural."""
+TRIED = 32
+"""Fit pairs on which a place is patched to see whether anything reads it."""
 PARENTS = 0.5
 """Share of a reading's variance within the variable's values above which it may be of the parents."""
 
@@ -60,6 +64,23 @@ def _elsewhere(handle: Handle, problem: Problem) -> list[str]:
     earliest = min([here[0], *level], key=order.index)
     also = f"{', '.join(level)} {'does' if len(level) == 1 else 'do'} about as well on calibration"
     return [f"{also}; the earliest of these places is {earliest}"]
+
+
+def unread(verdict_accuracy: float | None, problem: Problem) -> list[str]:
+    """That no edit at any place can act, for a handle that is never right: patched whole, none changes an output."""
+    if verdict_accuracy != 0.0:
+        return []
+    some = problem.fit.select(torch.arange(min(len(problem.fit), TRIED)))
+    at_rest = some.base_outputs
+    least = 1e-6 * float(at_rest.abs().max())
+    for place in problem.subject.places:
+        patched = respond(some, full_patch(problem.variables[0], [place], problem.subject).batch())[0]
+        if float((patched - at_rest).abs().max()) > least:
+            return []
+    return [
+        "no edit at any of these places changes an output: the network does not read them there (the final state of a "
+        "recurrent layer, for one, is not read from its outputs); name places that it reads later"
+    ]
 
 
 def untried(handle: Handle) -> list[str]:

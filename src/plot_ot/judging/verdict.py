@@ -126,7 +126,10 @@ def said_beforehand(
     gaps = power.missing(LEAST_PAIRS)
     if not gaps:
         return None
-    sentence = f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}."
+    sentence = (
+        f"{variable}: undecided with these pairs; too few {'; '.join(gaps)}. At least {LEAST_PAIRS} are needed: draw "
+        f"more pairs per bank (a larger `size`), or give inputs or pairs that have more of them."
+    )
     return Verdict(variable, Status.UNDECIDED, sentence, {"discriminating": power.discriminating})
 
 
@@ -207,7 +210,7 @@ class Case:
             "random_mean": boot.balanced(np.mean(bench.at_random, axis=0))[0],
             "random_best": max(boot.balanced(r)[0] for r in bench.at_random),
             "random_handles": len(bench.at_random),
-            "random_places": boot.balanced(bench.everywhere)[0],
+            **({} if (other := bench.anywhere(handle)) is None else {"random_places": boot.balanced(other)[0]}),
             "random_subspace": boot.balanced(np.mean(subspaces, axis=0))[0],
             "full_patch": boot.balanced(patched)[0],
             "size": handle.size,
@@ -221,7 +224,7 @@ class Case:
         if honest is not None and honest.in_part and status is not Status.IN_PART:
             status, part = decide(table, worked, small, in_part=True), honest.plain.accuracy
         sentence = _sentence(handle, status, table, part, plain, numbers)
-        return Verdict(handle.variable, status, sentence, numbers, (*table, small), tuple(notes))
+        return Verdict(handle.variable, status, sentence, numbers, (*table, small)).with_notes(notes)
 
 
 def decide(table: Sequence[Gate], worked: Gate, small: Gate, in_part: bool = False) -> Status:
@@ -263,7 +266,7 @@ def _sentence(
     if status is Status.PLACED:
         return f"{variable}: placed in {where}; {numbers}."
     if status is Status.IN_PART:
-        best = max(n["copy_source"], n["random_mean"], n["random_places"], 0.0)
+        best = max(n["copy_source"], n["random_mean"], n.get("random_places", 0.0), 0.0)
         closed = (part.value - best) / max(1 - best, 1e-9)
         who = "the handle" if part is accuracy else "rebuilt from what is used later, the handle"
         return (
@@ -290,6 +293,8 @@ def _sentence(
 
 def _wanted(more: float) -> str:
     """About how many more pairs would decide, in words."""
+    if more == g.SHARED:
+        return "Not more pairs but other places would decide: at these, nearly any swap carries it."
     if not math.isfinite(more) or more > 100:
         return "More pairs of this kind would hardly decide it: the handle lies almost exactly at the bound."
     return f"About {max(1.5, more):.2g} times as many base inputs would decide."

@@ -65,6 +65,7 @@ class Readout:
                 f"The network has one output, and '{self.name}' chooses among several. Give readout='sigmoid' if it is "
                 f"the logit of yes, or plot_ot.real_values(tolerance) if it is a number."
             )
+        _refuse_outside(labels, width)
 
     def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
         """Whether each response gives its pair's label: [variants, pairs] booleans."""
@@ -77,11 +78,17 @@ class Readout:
         return equal if equal.ndim == 2 else equal.flatten(2).all(dim=2)
 
 
-def _one_hot(labels: Tensor, classes: int) -> Tensor:
+def _refuse_outside(labels: Tensor, classes: int) -> None:
     if bool((labels.long() < 0).any() | (labels.long() >= classes).any()):
+        found = labels.unique().tolist()
+        shown = f"{found[:8]}" if len(found) <= 8 else f"{', '.join(map(str, found[:4]))}, ... up to {found[-1]}"
         raise PlotError(
-            f"Labels must lie in 0..{classes - 1}, the network's outputs; found {labels.unique().tolist()}."
+            f"The causal model's answers (labels) must lie in 0..{classes - 1}, the network's outputs; found {shown}."
         )
+
+
+def _one_hot(labels: Tensor, classes: int) -> Tensor:
+    _refuse_outside(labels, classes)
     return F.one_hot(labels.long(), classes).float()
 
 

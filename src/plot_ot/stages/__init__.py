@@ -2,7 +2,7 @@
 
 from plot_ot.stages.boundless import BoundlessSpec, TrainBoundless
 from plot_ot.stages.calibrate import Search, correct, pair_weights, scored
-from plot_ot.stages.choose import Calibrate, Hint, SelectPlaces, SelectTokens, TrainDas
+from plot_ot.stages.choose import Calibrate, Hint, PatchPlaces, SelectPlaces, SelectTokens, TrainDas
 from plot_ot.stages.closed_form import ClosedForm
 from plot_ot.stages.coupling import Localize, LocalizeTokens, ScoreSites
 from plot_ot.stages.descent import Adam, DasSpec, descend
@@ -28,6 +28,7 @@ __all__ = [
     "LocalizeTokens",
     "MaskSpec",
     "NewtonHandles",
+    "PatchPlaces",
     "Prefilter",
     "Problem",
     "ScoreSites",

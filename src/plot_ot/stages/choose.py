@@ -166,17 +166,10 @@ class SelectPlaces:
             proposed = {v: [lists[chosen]] for v, lists in proposed.items()}
         for v, lists in proposed.items():
             tried = list(dict.fromkeys(p for some in lists for p in some))
-            ranked = sorted(tried, key=lambda p: -round(scores[v][p], 9))  # equal scores keep the order of mass
+            ranked = _ranked(tried, scores[v])  # equal scores keep the order of mass
             places[v] = tuple(ranked[: self.keep])
             patched[v] = {p.name: scores[v][p] for p in tried}
-            how = {
-                "support": ranked[0].name,
-                "proposed": [p.name for p in tried],
-                "calibration_score": scores[v][ranked[0]],
-                "by_support": patched[v],
-                "by_size": best_by([str(p.width) for p in tried], patched[v].values()),
-            }
-            handles[v] = handle_from_edits(v, _patch(ranked[0]), 0, problem.subject, how)
+            handles[v] = _best_patch(problem, v, tried, scores[v])
         return replace(state, places=places, handles=handles, patched=patched, profile=best_of(state.profile, profile))
 
     def forecast(self, ahead: Forecast) -> None:
@@ -201,11 +194,7 @@ class SelectPlaces:
 
     def _scores(self, problem: Problem, variable: str, proposed: Sequence[Sequence[Place]]) -> dict[Place, float]:
         """The calibration score of every proposed place, patched whole."""
-        with problem.clock.part("calibration"):
-            weights = pair_weights(problem.calibration, variable, problem.score)
-            tried = list(dict.fromkeys(p for some in proposed for p in some))
-            scores = scored_all(problem.calibration, [_patch(p) for p in tried], variable, weights, problem.readout)
-            return {p: float(score[0]) for p, score in zip(tried, scores, strict=True)}
+        return _patch_scores(problem, variable, list(dict.fromkeys(p for some in proposed for p in some)))
 
     def _shared(
         self, proposed: Mapping[str, Sequence[Sequence[Place]]], scores: Mapping[str, Mapping[Place, float]]
@@ -213,6 +202,50 @@ class SelectPlaces:
         """The coupling whose shortlists hold the best places, summed over variables."""
         best = [[max(scores[v][p] for p in some) for some in lists] for v, lists in proposed.items()]
         return max(range(len(best[0])), key=lambda g: round(sum(row[g] for row in best), 9))
+
+
+@dataclass(frozen=True)
+class PatchPlaces:
+    """Every open place patched whole: each variable's best one is its handle, and all places stay open."""
+
+    learner: ClassVar[bool] = True
+
+    def __call__(self, problem: Problem, state: State) -> State:
+        scores = {v: _patch_scores(problem, v, state.places[v]) for v in problem.variables}
+        handles = {v: _best_patch(problem, v, list(found), found) for v, found in scores.items()}
+        profile = {v: {p.name: score for p, score in found.items()} for v, found in scores.items()}
+        return replace(state, handles=handles, profile=best_of(state.profile, profile))
+
+    def forecast(self, ahead: Forecast) -> None:
+        """Each open place is tried as a full patch."""
+        for own in ahead.open.values():
+            for p, chance in own.items():
+                ahead.add("calibration", p, ahead.scene.calibration, 1, chance)
+
+
+def _patch_scores(problem: Problem, variable: str, places: Sequence[Place]) -> dict[Place, float]:
+    """The calibration score of every place, patched whole."""
+    with problem.clock.part("calibration"):
+        weights = pair_weights(problem.calibration, variable, problem.score)
+        scores = scored_all(problem.calibration, [_patch(p) for p in places], variable, weights, problem.readout)
+        return {p: float(score[0]) for p, score in zip(places, scores, strict=True)}
+
+
+def _ranked(places: Sequence[Place], scores: Mapping[Place, float]) -> list[Place]:
+    return sorted(places, key=lambda p: -round(scores[p], 9))
+
+
+def _best_patch(problem: Problem, variable: str, tried: Sequence[Place], scores: Mapping[Place, float]) -> Handle:
+    """The best of some places as a handle, patched whole."""
+    best, reached = _ranked(tried, scores)[0], [scores[p] for p in tried]
+    how = {
+        "support": best.name,
+        "proposed": [p.name for p in tried],
+        "calibration_score": scores[best],
+        "by_support": {p.name: scores[p] for p in tried},
+        "by_size": best_by([str(p.width) for p in tried], reached),
+    }
+    return handle_from_edits(variable, _patch(best), 0, problem.subject, how)
 
 
 def _patch(place: Place) -> list[EditBatch]:

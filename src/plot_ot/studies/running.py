@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 
 from plot_ot.engine import Engine, InProcess
@@ -113,8 +114,8 @@ def run_study(
 
 def check_seed(seed: int) -> int:
     """Refuse a seed that the random number generators cannot take."""
-    if not 0 <= seed < MOST_SEEDS:
-        raise PlotError(f"A seed is a number from 0 to {MOST_SEEDS - 1:,}; found {seed}.")
+    if not (isinstance(seed, Integral) and 0 <= seed < MOST_SEEDS):
+        raise PlotError(f"A seed is a whole number from 0 to {MOST_SEEDS - 1:,}; found {seed}.")
     return int(seed)
 
 

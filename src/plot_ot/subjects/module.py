@@ -55,6 +55,8 @@ class ModuleSubject(Subject):
         paths = named_paths(places)
         if not isinstance(example, Tensor):
             raise PlotError(f"`example` is a tensor of input rows, such as rows[:1]; found {type(example).__name__}.")
+        if not len(example):
+            raise PlotError("`example` has no row: give one input or more, such as rows[:1].")
         if isinstance(position, (list, range)):
             paths, positions = crossed(paths, position)
         else:
@@ -112,7 +114,9 @@ class ModuleSubject(Subject):
             return look
 
         with torch.no_grad(), self.intervene({n: note(n) for n in self._taps}):
-            self._outputs(example[:1])
+            outputs = self._outputs(example[:1])
+        with torch.no_grad():
+            _refuse_noise(outputs, self._outputs(example[:1]))
         silent = [n for n in self._taps if n not in widths]
         if silent:
             raise PlotError(
@@ -152,7 +156,7 @@ class ModuleSubject(Subject):
             return lambda a: rewrite(a.unflatten(0, (variants, pairs))).flatten(0, 1)
 
         rewrites = {name: per_variant(rewrite) for name, rewrite in later.items()}
-        rewrites[start.name] = lambda _: activation.flatten(0, 1)
+        rewrites[start.name] = lambda _: activation.flatten(0, 1).clone()  # what follows may work in place
         inputs = store.inputs[rows.to(store.inputs.device)]
         with self.intervene(rewrites):
             outputs: Tensor = self._outputs(inputs, variants).unflatten(0, (variants, pairs))
@@ -241,6 +245,17 @@ class ModuleSubject(Subject):
             return self._taps[name].edited(name, whole, rewrite, rows)
 
         return edited
+
+
+def _refuse_noise(first: Tensor, again: Tensor) -> None:
+    """Refuse a network that answers the same input differently from one run to the next."""
+    differ, size = float((first.double() - again.double()).abs().max()), float(first.double().abs().max())
+    if differ > 1e-3 * size:  # NaN is told elsewhere
+        raise PlotError(
+            f"The network answers the same input differently from one run to the next (by up to {differ:.3g}): no edit "
+            f"can be told from its noise. Switch it off: random numbers in `forward`, or dropout that does not heed "
+            f"`eval()`."
+        )
 
 
 def named_paths(places: Sequence[str] | Mapping[str, str]) -> dict[str, str]:

@@ -368,6 +368,9 @@ def record_pairs(subject: Subject, *pairs: tuple[Tensor, Tensor]) -> list[Record
     """Record lists of (base, source) inputs with one pass per distinct input over all of them."""
     require_subject(subject)
     for base, source in pairs:
+        if strange := [x for x in (base, source) if not isinstance(x, Tensor) or x.ndim < 2]:
+            shape = f"shape {tuple(strange[0].shape)}" if isinstance(strange[0], Tensor) else type(strange[0]).__name__
+            raise PlotError(f"Base and source inputs are rows, tensors of shape [rows, inputs]; found {shape}.")
         if len(base) != len(source) or not len(base):
             raise PlotError(f"Base and source inputs must pair up: found {len(base)} bases, {len(source)} sources.")
     distinct, rows = _distinct(torch.cat([x for pair in pairs for x in pair]))

@@ -57,7 +57,7 @@ class SequentialSubject(ModuleSubject):
         def each(rewrite: Rewrite) -> Callable[[Tensor], Tensor]:
             return lambda a: rewrite(a.unflatten(0, shape)).flatten(0, 1)
 
-        x = activation.reshape(-1, *self._shapes[start.name])
+        x = activation.reshape(-1, *self._shapes[start.name]).clone()  # what follows may work in place
         with frozen(self.module), self.intervene({name: each(rewrite) for name, rewrite in later.items()}):
             for layer in self._later[start.name]:
                 x = layer(x)

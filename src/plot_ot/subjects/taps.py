@@ -53,6 +53,11 @@ class Side:
             if not isinstance(whole, Tensor):
                 what = "is called with" if self.before else "outputs"
                 raise PlotError(f"Place '{name}' {what} {type(whole).__name__}; a place must be a tensor.")
+            if whole.is_nested:
+                raise PlotError(
+                    f"Place '{name}' is a nested tensor, whose rows differ in length: build the encoder with "
+                    f"enable_nested_tensor=False, or call it without a padding mask."
+                )
             new = look(whole)
             return value if new is whole else (new, *value[1:]) if isinstance(value, tuple) else new
 
