@@ -144,7 +144,9 @@ class Question:
             if self.tokenizer is not None:
                 tokens = store.top_token.tolist()  # type: ignore[attr-defined]
                 spoken.update(self.tokenizer.decode([t]) for t in tokens)
-            return self.answered(store, labels)
+            found = self.answered(store, labels)
+            self.readout.refuse_outside(labels, self.subject.outputs_of(store).shape[-1])
+            return found
 
         return Admission(right, self.filter, filters_of(self.tokenizer, self.readout), heard=lambda: often_said(spoken))
 

@@ -65,7 +65,11 @@ class Readout:
                 f"The network has one output, and '{self.name}' chooses among several. Give readout='sigmoid' if it is "
                 f"the logit of yes, or plot_ot.real_values(tolerance) if it is a number."
             )
-        _refuse_outside(labels, width)
+
+    def refuse_outside(self, labels: Tensor, width: int) -> None:
+        """Refuse labels that are none of a network's so many answers, where one of these is right."""
+        if self.one_answer:
+            _refuse_outside(labels, width)
 
     def correct(self, outputs: Float[Tensor, "variants pairs c"], labels: Tensor) -> Tensor:
         """Whether each response gives its pair's label: [variants, pairs] booleans."""
