@@ -138,7 +138,7 @@ def test_a_failed_seed_is_listed_and_never_replaced(monkeypatch, tmp_path, capsy
         raise SeedFailed("the backbone is wrong on cell 11")
 
     monkeypatch.setattr(HierarchicalEquality, "prepare", fail)
-    assert heq(monkeypatch, tmp_path / "run", "--no-figures") == 0
+    assert heq(monkeypatch, tmp_path / "run", "--no-figures") == 1  # nothing was studied
     assert "seed 1003 failed: the backbone is wrong on cell 11" in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert [f["seed"] for f in results["failures"]] == [1003]

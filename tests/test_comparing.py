@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from plot_ot.comparing.regions import Clause, Rule, find_region
 from plot_ot.comparing.rivals import gather
 from plot_ot.comparing.standings import Stand
 from plot_ot.comparing.swaps import Resampled, Scored, all_else, predicted, sets_of, together, unmentioned_pairs
-from plot_ot.comparing.telling import telling
+from plot_ot.comparing.telling import Telling, telling
 from plot_ot.engine.watching import watched_by
 from plot_ot.judging.intervals import Interval
 from plot_ot.judging.status import Status
@@ -241,6 +242,20 @@ def test_none_of_them_is_an_answer():
     assert found.winner is None
     assert str(found).startswith("None of them")
     assert found["01+23"].verdicts["p"].status is Status.ABSENT
+
+
+def test_rivals_that_hold_together_are_not_said_to_be_alike_where_inputs_tell_them_apart(named):
+    first = named.standings[0]
+    both = [first, replace(named.standings[1], stand=Stand.HOLDS)]
+    pair = ({"x0": 0}, {"x0": 1}, "p")
+    for pairs, new, said in (
+        ((pair,), False, "hold, and explain the swaps equally well."),
+        ((pair,), True, "hold, and cannot be told apart on these inputs."),
+        ((), False, "hold, and cannot be told apart on these inputs."),
+    ):
+        tells = (Telling(both[0].name, both[1].name, (), 0.5, pairs, new),)
+        found = replace(named, standings=tuple(both), tied=(both[1].name,), telling=tells)
+        assert found.sentences[0] == f"{both[0].name} and {both[1].name} {said}"
 
 
 def test_a_network_that_does_not_answer_so_is_left_out():

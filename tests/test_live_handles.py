@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -348,6 +349,9 @@ def test_values_that_are_unknown_too_many_or_damaged_are_refused(tmp_path: Path)
     assert_refused(lambda: handle.with_values(fit, most=2).set(1), ["knows no values"])
     assert_refused(lambda: handle.with_values(fit).set(7), ["value of 'p'", "'7'", "0, 1, 2"])
     assert_refused(lambda: handle.with_values(fit).set(None), ["None", "number"])
+    assert_refused(lambda: handle.with_values(fit).set("1"), ["'p' are no text: write 1 without quotes"])
+    known = handle.with_values(fit)
+    assert known.set(np.int64(1)).value == known.set(torch.tensor(1)).value == 1
     assert_refused(lambda: Handle("r", handle.edits, handle.subject).with_values(fit), ["'r'", "p, q"])
     handle.with_values(fit).save(tmp_path / "z.safetensors")
     for damage in (

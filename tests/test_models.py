@@ -209,6 +209,10 @@ def test_no_option_is_passed_over_in_silence() -> None:
     assert_refused(lambda: plot_ot.load_subject("tiny", revision="main"), ["'tiny'", "takes no revision"])
     assert_refused(lambda: plot_ot.load_subject("tiny", adapter="planted-1000"), ["'tiny'", "no adapter"])
     live = plot_ot.load_subject("tiny")
+    words = plot_ot.load_subject("planted-1001").tokenizer
+    given = plot_ot.load_subject("tiny", tokenizer=words)
+    assert given.tokenizer is words
+    assert (given.name, given.planted) == (live.name, live.planted)
     bfloat16 = {"dtype": "bfloat16", "adapter": "planted-1000"}
     assert_refused(
         lambda: plot_ot.load_subject(live.model, tokenizer=live.tokenizer, **bfloat16),

@@ -157,6 +157,8 @@ def load_subject(
         loaded = LanguageModel.live(model, tokenizer)
     else:
         loaded = resolve(model, adapter, **options)
+        if tokenizer is not None:  # in the place of the one that came with it
+            loaded = replace(LanguageModel.live(loaded.model, tokenizer), name=loaded.name, planted=loaded.planted)
     loaded = replace(loaded, loading=time.perf_counter() - start)
     if hypothesis is None:
         if bound:

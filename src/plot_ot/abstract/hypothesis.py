@@ -400,7 +400,7 @@ class Hypothesis:
             self._open = True
             self._explore()
         if not self.answers:
-            raise PlotError("No answer is known yet: give `answers`, or code the pairs first.")
+            raise PlotError("No answer is known yet: give `answers`, or call rows(inputs) on the hypothesis first.")
 
     def _explore(self, draws: int = 8) -> None:
         """Compute the answers that the inputs coded so far can lead to."""

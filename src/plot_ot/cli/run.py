@@ -199,3 +199,5 @@ def finish(
     elif not quiet:
         print_run(run, detail)
         console.print(f"Report: {report}", soft_wrap=True, highlight=False)
+    if run.results["failures"] and not run.results["records"]:
+        raise typer.Exit(1)  # a script should not take this for a study

@@ -146,7 +146,9 @@ def _bound(
     if isinstance(subject, Subject):
         if options:
             name = next(iter(options))
-            raise PlotError(f"Unknown option '{name}': layers, kinds and memory are for language models.")
+            raise PlotError(
+                f"compare takes no option '{name}' here (for language models it takes layers, kinds and memory)."
+            )
         return subject, ()
     if not isinstance(first, Hypothesis):
         raise PlotError("A language model needs hypotheses with a template and answers, not bare CausalModels.")

@@ -114,7 +114,10 @@ class Comparison:
     def _answer(self) -> str:
         first = self.standings[0]
         if self.winner is not None and self.tied:
-            return f"{first.name} and {', '.join(self.tied)} hold, and cannot be told apart on these inputs."
+            both = f"{first.name} and {', '.join(self.tied)} hold"
+            if any(t.pairs and not t.new for t in self.telling):  # the network does what each of them says
+                return f"{both}, and explain the swaps equally well."
+            return f"{both}, and cannot be told apart on these inputs."
         if self.winner is not None:
             also = [s.name for s in self.standings[1:] if s.stand is Stand.HOLDS]
             others = f" {', '.join(also)} also hold{'s' * (len(also) == 1)}, but explain less." if also else ""

@@ -37,7 +37,7 @@ from plot_ot.files.writing import WRITING, Json, plain, write_json
 
 SUPERSEDED = "superseded"
 """The folder of runs that were set aside."""
-REMEDY = "Choose another --out, or set what is there aside with --start-over."
+REMEDY = "Choose another directory, or set what is there aside (--start-over)."
 
 
 class Saved(Protocol):

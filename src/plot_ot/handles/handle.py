@@ -140,6 +140,8 @@ class Handle:
             )
         value = as_value(value)
         if value not in self.values:
+            if isinstance(value, str) and value in map(str, self.values):
+                raise PlotError(f"The values of '{self.variable}' are no text: write {value} without quotes.")
             unknown(f"value of '{self.variable}'", str(value), [str(v) for v in self.values])
         return Setting(self, value)
 

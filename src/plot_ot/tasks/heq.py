@@ -338,7 +338,10 @@ class HierarchicalEquality(Task):
         backbone = load_backbone(seed, cache)
         if not backbone.accepted:
             cells = ", ".join(f"{p}{q}: {a:.4f}" for (p, q), a in zip(CELLS, backbone.cell_accuracy, strict=True))
-            raise SeedFailed(f"the backbone is not right on all four (z_WX, z_YZ) cells within 30 epochs ({cells})")
+            raise SeedFailed(
+                f"the network did not learn the task exactly on all four (z_WX, z_YZ) cells within 30 epochs "
+                f"({cells}); other seeds may (--first-seed)"
+            )
         splits, rates = draw_splits(backbone, self.sampler, size=self.size)
         notes = {"epochs": backbone.epochs, "cell_accuracy": backbone.cell_accuracy, "pass_rates": rates}
         score = "paper" if self.sampler == "uniform" else "balanced"
