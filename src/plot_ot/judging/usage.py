@@ -295,7 +295,9 @@ def read_from_used(
             found = [u.all_alike() for u in found]
 
     def options(h: Handle, k: int) -> list[Edit]:
-        return refitted_readings(fit, h.edits[k], found[k], h.variable, _moved(fit, h, k)) + natural(h, k)
+        edit, moved = h.edits[k], _moved(fit, h, k)
+        refitted = refitted_readings(fit, edit, found[k], h.variable, moved)
+        return refitted + natural_writings(fit, edit, h.variable, moved, own)
 
     rebuilt = [_one_after_the_other(handle, options, scored)]
     if len(handle.edits) > 1:  # parts that only work together are rebuilt together, all in the same way
