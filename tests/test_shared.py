@@ -256,7 +256,7 @@ def test_f25_a_linked_folder_is_not_written_through(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", [2**70, -1, 10**12])
 def test_f25_a_seed_out_of_range_is_refused_before_anything_is_written(tmp_path, seed):
-    with pytest.raises(PlotError, match="A seed is a number from 0"):
+    with pytest.raises(PlotError, match="A seed is a whole number from 0"):
         plot_ot.run_study("heq", seeds=[seed], out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -198,7 +198,10 @@ def test_networks_of_any_precision_are_recorded_in_it(make, dtype):
         (lambda: ModuleSubject(mlp(4, 6, 3), ["1"], rand(0, 1, 4), position=0), "position"),
         (lambda: read_tokens(Reader(), ["taps.0"], position=9), "position"),
         (lambda: MLPSubject(nn.Sequential(nn.Linear(3, 3))), "no hidden activation"),
-        (lambda: MLPSubject(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))), "LayerNorm.*ModuleSub"),
+        (
+            lambda: MLPSubject(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))),
+            "LayerNorm.*load_subject",
+        ),
         (lambda: MLPSubject(Twice()), "nn.Sequential.*found Twice"),
         (lambda: MLPSubject(mlp(4, 6, 3)).place("layer7"), "Unknown place 'layer7'.*Choose from: layer1"),
     ],

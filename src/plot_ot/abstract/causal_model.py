@@ -125,8 +125,8 @@ class CausalModel:
     def _compute(self, name: str, mechanism: Mechanism, values: Values, rows: int) -> Tensor:
         try:
             value = mechanism.function(*(values[p] for p in mechanism.parents))
-        except PlotError:
-            raise
+        except (PlotError, MemoryError, torch.OutOfMemoryError):
+            raise  # what does not fit is tried again in halves
         except Exception as e:  # a user's function, and whatever it raises
             reason = str(e).splitlines()[0] if str(e) else "no reason given"
             raise PlotError(
