@@ -300,7 +300,8 @@ def read_from_used(
         return refitted + natural_writings(fit, edit, h.variable, moved, own)
 
     rebuilt = [_one_after_the_other(handle, options, scored)]
-    if len(handle.edits) > 1:  # parts that only work together are rebuilt together, all in the same way
+    if len(handle.edits) > 1 and scored(rebuilt[0]) < scored(handle) - 1e-9:
+        # parts that only work together are rebuilt together, all in the same way
         ways = range(len(options(handle, 0)))
         rebuilt += [_one_after_the_other(handle, options, scored, way) for way in ways]
     best = max(rebuilt, key=scored) if len(rebuilt) > 1 else rebuilt[0]
