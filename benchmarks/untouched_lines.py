@@ -2,12 +2,16 @@
 
 python benchmarks/untouched_lines.py --model FILE.gguf --seed 5                       # or a directory, or a hub id
 python benchmarks/untouched_lines.py --model FILE.gguf --seed 5 --at last --blocks 19 21 23
+python benchmarks/untouched_lines.py --model FILE.gguf --seed 5 --fresh 7             # the kept handle on new questions
 python benchmarks/untouched_lines.py --model plain-1000 --dtype float32 --blocks 0 1  # a quick look at an embedded net
 
 The last token of every option (`A. red`) and the line break after it are two families of four tokens. In every block
 each family is taken whole from the source, then both together; where that does best, one closed form of the same kind
 at each token is tried as one handle. All of this is chosen on calibration pairs. Test pairs, controls and the verdict
 are those of `localize`. The result is saved as a run directory: `plot-ot show` and `plot-ot report` read it.
+
+`--fresh SEED` tests the handle that was found, and its tokens taken whole, on questions of another seed: nothing is
+chosen there, and questions that the model gets wrong count as well.
 
 `--at last` asks the same questions of the last token alone, by the default search. Every question has random letters,
 so that the letter does not follow from the pointer: a handle that writes the letter itself cannot be right.
@@ -23,11 +27,19 @@ import torch
 
 import plot_ot
 from pages import markdown, version
+from plot_ot.abstract.splitting import balanced_bank
+from plot_ot.handles import Handle
+from plot_ot.judging.controls import controls, full_patch
+from plot_ot.judging.intervals import Bootstrap
 from plot_ot.result import Result
+from plot_ot.signatures import as_readout
 from plot_ot.stages import Together
+from plot_ot.stages.calibrate import correct
+from plot_ot.subjects import record
 from token_stage import TEMPLATE, questions
 from untouched_tokens import ENDS, POINTER
 
+READOUT = as_readout("logits")
 BREAKS = {name.replace("end", "break"): f"{text}\n" for name, text in ENDS.items()}
 
 
@@ -60,6 +72,28 @@ def found(args: argparse.Namespace) -> Result:
     )
 
 
+def tested_anew(args: argparse.Namespace, handle: Handle) -> list[str]:
+    """The handle, its tokens taken whole, and copying the source, on questions that no choice has seen."""
+    h = hypothesis(args.at == "lines")
+    inputs = h.rows(questions(args.questions, args.fresh))
+    subject = plot_ot.load_subject(args.model, h, dtype=args.dtype, layers=args.blocks)
+    bank = balanced_bank(h.causal, inputs, "fresh", args.pairs, torch.Generator().manual_seed(args.fresh))
+    [recording] = record(subject, bank)
+    places = [e.place for e in handle.edits]
+    ways = {
+        "handle": correct(recording, handle, READOUT),
+        "all these tokens whole": correct(recording, full_patch(POINTER, places, subject), READOUT),
+        "copying the source": controls(recording, POINTER, READOUT)["copy-source"],
+    }
+    parts = {"discriminating": bank.discriminating(POINTER), "keep it": ~bank.changed[POINTER]}
+    rows = []
+    for name, right in ways.items():
+        cells = [Bootstrap(bank.select(some)).accuracy(right[some]) for some in parts.values()]
+        rows.append([name, *(f"{a.value:.3f} [{a.low:.3f}, {a.high:.3f}]" for a in cells)])
+    counts = {name: int(some.sum()) for name, some in parts.items()}
+    return [f"Seed {args.fresh}: {counts}", *markdown([f"{handle.places[0]} ...", *parts], rows)]
+
+
 def table(result: Result) -> list[str]:
     """What every family does in every block when it is taken whole, on calibration pairs."""
     reached: dict[str, dict[str, float]] = {}
@@ -81,6 +115,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--pairs", type=int, default=160, help="pairs per bank")
     parser.add_argument("--blocks", type=int, nargs="+", default=(12, 14, 16))
+    parser.add_argument("--fresh", type=int, help="test the handle that is there on questions of this seed")
     parser.add_argument("--out", type=Path, default=Path("runs/untouched_lines"))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -92,6 +127,9 @@ def main() -> None:
         result.save(path)
         print(f"{time.process_time() - begun:.0f} CPU seconds at {version()}")
     result = plot_ot.Result.load(path)
+    if args.fresh is not None:
+        print("\n".join([*tested_anew(args, result.handles[POINTER]), f"Made at {version()}."]))
+        return
     print("\n".join([str(result), result.handles[POINTER].describe(), *(table(result) if args.at == "lines" else ())]))
 
 
