@@ -28,6 +28,7 @@ from plot_ot.subjects import BankRecording, MLPSubject, ModuleSubject, record
 from plot_ot.tasks import MultipleChoice
 from plot_ot.tasks.text_data import Sizes
 from truth import illusions, kinds
+from truth.campaigns import KINDS
 from truth.known import Known, draw_splits
 
 READOUT = as_readout("softmax")
@@ -507,3 +508,21 @@ def test_the_rebuilt_handle_is_the_best_of_all_fits_on_calibration(plant):
     assert both.handle.places == [first.name, second.name]
     assert both.width == first.width + second.width
     assert 2 <= both.used <= both.width
+
+
+@pytest.mark.parametrize(("kind", "loses"), [("spread", False), ("illusion: two places", True)])
+def test_parts_are_rebuilt_together_only_where_one_after_the_other_they_lose(kind, loses, monkeypatch):
+    known = KINDS[kind](1000)
+    fit, calibration, *_ = recorded(known)
+    handle, ways, plainly = known.handles["p"], [], usage._one_after_the_other
+
+    def watched(handle, options, scored, way=None):
+        ways.append(way)
+        return plainly(handle, options, scored, way)
+
+    monkeypatch.setattr(usage, "_one_after_the_other", watched)
+    assert len(handle.edits) > 1
+    read_from_used(handle, fit, calibration, READOUT, torch.Generator().manual_seed(0))
+    together = [way for way in ways if way is not None]
+    assert together == (list(range(len(together))) if loses else [])
+    assert bool(together) is loses
