@@ -18,7 +18,7 @@ from plot_ot.comparing import plan_comparison
 from plot_ot.comparing.entry import finalists_of, standing_of
 from plot_ot.comparing.regions import Clause, Rule, find_region
 from plot_ot.comparing.rivals import gather
-from plot_ot.comparing.standings import Stand
+from plot_ot.comparing.standings import Comparison, Stand, Standing
 from plot_ot.comparing.swaps import Resampled, Scored, all_else, predicted, sets_of, together, unmentioned_pairs
 from plot_ot.comparing.telling import Telling, telling
 from plot_ot.engine.watching import watched_by
@@ -299,13 +299,30 @@ def verdict(status, variable="p"):
     return Verdict(variable, status, "", {})
 
 
+@pytest.mark.parametrize("status", [Status.ABSENT, Status.IN_PART, Status.PLACED])
+def test_only_the_whole_search_says_that_a_hypothesis_fails(status):
+    verdicts, poor = {"p": verdict(status)}, Interval(0.5, 0.4, 0.6, 100)
+    assert standing_of(verdicts, poor)[0] is Stand.FAILS
+    stand, why = standing_of(verdicts, poor, whole=False)
+    assert stand is Stand.BEHIND
+    assert "by a quick look" in why
+
+
+def test_none_of_them_says_which_were_only_looked_at_quickly():
+    stands = {"a": Stand.FAILS, "b": Stand.BEHIND, "c": Stand.BEHIND}
+    standings = tuple(Standing(name, stand, "", 1.0) for name, stand in stands.items())
+    found = Comparison(standings, {}, (), (), None, 10, 0.1)
+    assert found.winner is None
+    assert found.sentences[0] == "None of them holds so far: a fails; only a quick look was taken at b, c."
+
+
 @pytest.mark.parametrize(
     ("statuses", "explained", "stand"),
     [
         ([Status.PLACED, Status.COMPACT], (0.95, 0.9, 1.0), Stand.HOLDS),
         ([Status.PLACED, Status.OUTPUT], (0.95, 0.9, 1.0), Stand.HOLDS),
         ([Status.PLACED, Status.IN_PART], (0.95, 0.9, 1.0), Stand.FAILS),
-        ([Status.PLACED, Status.DECODABLE], (0.95, 0.9, 1.0), Stand.FAILS),
+        ([Status.PLACED, Status.DECODABLE], (0.95, 0.9, 1.0), Stand.UNDECIDED),
         ([Status.PLACED, Status.ABSENT], (0.95, 0.9, 1.0), Stand.FAILS),
         ([Status.PLACED, Status.UNDECIDED], (0.95, 0.9, 1.0), Stand.UNDECIDED),
         ([Status.OUTPUT, Status.OUTPUT], (0.95, 0.9, 1.0), Stand.UNDECIDED),
@@ -354,7 +371,7 @@ SAID = [{"a": a, "b": b} for a in "xyz" for b in "xyz"]
         (THREE, [{"x0": 1}], {}, "tensor of integer rows"),
         (THREE, ROWS[:30], {}, "at least 60"),
         (THREE, ROWS, {"finalists": 0}, "at least 1"),
-        (THREE, ROWS, {"method": "das"}, "plot and plot-das"),
+        (THREE, ROWS, {"method": "dass"}, "plot-das"),
         (THREE, ROWS, {"layers": [1]}, "language models"),
         ([text(), text(("yes", "no"))], SAID, {}, "same `answers"),
         ([text(), text(template="{a} {b}")], SAID, {}, "different prompts"),

@@ -176,7 +176,8 @@ def test_a_bundle_gives_our_outputs_as_causalab_loads_it_and_comes_back(subject,
     to_causalab(handle, tmp_path / "z.safetensors", model_key="tiny/gemma2")
     expected = handle.apply(subject, BASE, SOURCE)
     assert relative(hooked_outputs(subject, name, as_causalab_loads(tmp_path / "z.safetensors")), expected) < CLOSE
-    back = from_causalab(tmp_path / "z.safetensors", subject, "z", place=name)
+    back = from_causalab(tmp_path / "z.safetensors", subject, "z")
+    assert back.places == [name]  # its token, too, which the bundle's site does not know
     assert relative(back.apply(subject, BASE, SOURCE), expected) < CLOSE
     assert back.size == handle.size
 

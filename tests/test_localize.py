@@ -167,7 +167,9 @@ def test_degenerate_couplings_are_warned_of_once_by_name():
     )
     with pytest.warns(CouplingWarning) as heard:
         plot_ot.localize(plot_ot.MLPSubject(net), one, ROWS, size=100, method="plot-layered")
-    [said] = [str(w.message) for w in heard if w.category is CouplingWarning]
+    [told] = [w for w in heard if w.category is CouplingWarning]
+    assert told.filename == __file__  # the user's line, not one of the package
+    said = str(told.message)
     assert "one row (" in said
     assert Degeneracy.ONE_ROW.meaning in said
 

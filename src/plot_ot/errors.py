@@ -3,6 +3,8 @@
 A message says what was found, what was expected, and what to do about it.
 """
 
+import inspect
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
@@ -21,6 +23,14 @@ class PlotWarning(UserWarning):
 
 class CouplingWarning(PlotWarning):
     """Some couplings of a stage are degenerate, so that their masses mean little."""
+
+
+def warn(message: str, category: type[PlotWarning] = PlotWarning) -> None:
+    """Warn, and name the line of the user's own code that led here, not one of this package's."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "plot_ot":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def unknown(kind: str, given: object, choices: Iterable[str]) -> NoReturn:

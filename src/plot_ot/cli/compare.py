@@ -43,7 +43,7 @@ def compare_tasks(
     inputs: Annotated[
         Path | None, typer.Option(help="Inputs in a .jsonl or .csv file, instead of the first task file's.")
     ] = None,
-    method: Annotated[str, typer.Option(help="plot or plot-das.")] = "plot",
+    method: Annotated[str, typer.Option(help="One of: plot, plot-das, plot-layered, das.")] = "plot",
     finalists: Annotated[
         int | None, typer.Option(min=1, help="How many hypotheses get the whole search after a quick look at all.")
     ] = 2,

@@ -50,7 +50,6 @@ from plot_ot.subjects.threads import enough_threads
 
 BEHIND = 0.15
 """A hypothesis is left after a quick look when its weakest variable is so far behind the leader's, on calibration."""
-METHODS = ("plot", "plot-das")
 JUDGED = 2
 """Steps of a finalist besides the stages of the method: its beginning, and the controls."""
 FINALISTS = 2
@@ -79,8 +78,8 @@ def compare(
     test. Every hypothesis gets a quick search by closed forms. The best `finalists` of them (None: all) that are not
     far behind get the whole `method` and all controls of a verdict. Then every hypothesis predicts what swaps of one or
     several of its variables do, on the same held-out pairs, and its handles are to make that come true. A hypothesis
-    holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Banks have
-    `size` pairs.
+    holds when all its variables are placed and at least 80 % of its predictions come true, beyond doubt. Only the whole
+    search says that one fails; what a quick look does not find is left behind. Banks have `size` pairs.
 
     `filter` and `hold_out` are those of `localize`: an input counts for a hypothesis where the network answers it so,
     as its own next token (`vocabulary`, the default of a language model) or among the `candidates`, or always (`none`);
@@ -113,8 +112,6 @@ def asked(
     options: Mapping[str, Any],
 ) -> tuple[Field, Question]:
     """The rivals, and the question about the first of them: where in the network are its variables?"""
-    if not isinstance(method, Method) and method not in METHODS:
-        raise PlotError(f"compare knows the methods {' and '.join(METHODS)}, or one of your own; found '{method}'.")
     subject = as_subject(network)
     tokenizer = subject.tokenizer if isinstance(subject, LanguageModel) else None
     field = gather(hypotheses, inputs)
@@ -249,7 +246,7 @@ class Contest:
             if all(map(linear, handles.values())):
                 scored[name] = self._predictions(entrant.rival, handles, *common)
                 explained, faithful = common_share(scored[name], common[0]), self._faithful(entrant, handles)
-            stand, why = standing_of(verdicts, explained)
+            stand, why = standing_of(verdicts, explained, whole=name in chosen)
             share = float(self.agrees[name].double().mean())
             searched = "full" if name in chosen else "quick"
             standings.append(Standing(name, stand, why, share, verdicts, handles, explained, faithful, searched))
@@ -257,14 +254,17 @@ class Contest:
         differences = self._differences(standings, scored, common[0])
         first, *rest = standings
         level = [
-            s for s in rest if Stand.FAILS not in (first.stand, s.stand) and differences[first.name, s.name].low <= 0
+            s
+            for s in rest
+            if not {first.stand, s.stand} & {Stand.FAILS, Stand.BEHIND} and differences[first.name, s.name].low <= 0
         ]
         tied = [s.name for s in level if first.stand is Stand.HOLDS and s.stand is Stand.HOLDS]
         by_name = {r.name: r for r in self.field.rivals}
         tells = [telling(self.field, by_name[first.name], by_name[s.name], self.seed) for s in level]
         region = next((self._region(e, first.handles) for e in entrants if e.rival.name == first.name), None)
         left = [s.name for s in standings if s.searched == "quick"]
-        notes = [f"not searched for by the whole method, after a quick look: {', '.join(left)}"] if left else []
+        only = f"the whole method did not search for {', '.join(left)}, only a quick look (finalists=None: all)"
+        notes = [only] if left else []
         held = self.question.hold_out
         return Comparison(
             tuple(standings),
@@ -426,13 +426,20 @@ def common_share(scored: Scored, pairs: Recording) -> Interval:
     return Resampled(pairs.base_rows).share(scored)[0]
 
 
-def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None) -> tuple[Stand, str]:
-    """Whether a hypothesis holds, by its verdicts and its predictions; and what stands against it."""
-    lost = [v for v in verdicts.values() if v.status in (Status.ABSENT, Status.DECODABLE, Status.IN_PART)]
+def standing_of(verdicts: Mapping[str, Verdict], explained: Interval | None, whole: bool = True) -> tuple[Stand, str]:
+    """Whether a hypothesis holds, by its verdicts and its predictions; and what stands against it.
+
+    Only the whole search says that one fails: what a quick look does not find may be there.
+    """
+    lost = [v for v in verdicts.values() if v.status in (Status.ABSENT, Status.IN_PART)]
+    against, by = (Stand.FAILS, "") if whole else (Stand.BEHIND, " by a quick look")
     if lost:
-        return Stand.FAILS, ", ".join(f"{v.variable} {v.status}" for v in lost)
+        return against, ", ".join(f"{v.variable} {v.status}" for v in lost) + by
+    unused = [v.variable for v in verdicts.values() if v.status is Status.DECODABLE]
+    if unused:  # it may be used where nothing looked
+        return Stand.UNDECIDED, f"{', '.join(unused)} decodable where found, not used there"
     if explained is not None and explained.high < g.WORKS:
-        return Stand.FAILS, f"its variables are there, but joint swaps come true on {explained.value:.0%} only"
+        return against, f"its variables are there, but joint swaps come true on {explained.value:.0%} only{by}"
     if all(v.status is Status.OUTPUT for v in verdicts.values()):
         return Stand.UNDECIDED, "none of its variables can be told from the output with these inputs"
     open_ones = [v.variable for v in verdicts.values() if v.status is Status.UNDECIDED]

@@ -25,6 +25,8 @@ class Stand(str, Enum):
     HOLDS = "holds"
     FAILS = "fails"
     UNDECIDED = "undecided"
+    BEHIND = "left behind"
+    """A quick look did not find it, and the whole search was not made: it may hold."""
 
     def __str__(self) -> str:
         return self.value
@@ -124,7 +126,12 @@ class Comparison:
             return f"{first.name} holds: {_percent(first.explained)} of its predicted swaps come true.{others}"
         open_ones = [s.name for s in self.standings if s.stand is Stand.UNDECIDED]
         if open_ones:
-            return f"None of them holds so far; undecided with these pairs: {', '.join(open_ones)}."
+            return f"None of them holds so far; undecided: {', '.join(open_ones)}."
+        behind = [s.name for s in self.standings if s.stand is Stand.BEHIND]
+        if behind:
+            failed = [s.name for s in self.standings if s.stand is Stand.FAILS]
+            fails = f"{', '.join(failed)} fail{'s' * (len(failed) == 1)}"
+            return f"None of them holds so far: {fails}; only a quick look was taken at {', '.join(behind)}."
         if first.explained is None:
             return "None of them: the network answers as none of these hypotheses does."
         return (

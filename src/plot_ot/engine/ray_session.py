@@ -11,12 +11,11 @@ import secrets
 import shutil
 import socket
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from plot_ot.engine.ray_worker import library
-from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.errors import PlotError, warn
 
 QUIET = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False}
 """A cluster of this machine alone keeps no history of tasks and no metrics: there is nobody to look at them."""
@@ -30,11 +29,9 @@ def connect(address: str | None, cpus: int | None) -> Callable[[], None]:
     """Join the cluster at an address (or at `RAY_ADDRESS`, saying so), or start one; returns how to leave it."""
     named = os.environ.get("RAY_ADDRESS")
     if not address and named:
-        warnings.warn(
+        warn(
             f"Joining the Ray cluster at '{named}', as RAY_ADDRESS says: it will run this study's code and see its "
-            f"data. Unset RAY_ADDRESS to start a cluster of this machine alone.",
-            PlotWarning,
-            stacklevel=3,
+            f"data. Unset RAY_ADDRESS to start a cluster of this machine alone."
         )
     address = address or named
     try:

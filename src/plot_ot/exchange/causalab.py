@@ -89,8 +89,8 @@ def from_causalab(
 ) -> Handle:
     """The handle of a fitted `subspace` (or `pca`) bundle.
 
-    A bundle of a sweep has several entries, `weight[k=8,seed=0]`: `entry` names one. The place is the last token of the
-    bundle's site, or `place`.
+    A bundle of a sweep has several entries, `weight[k=8,seed=0]`: `entry` names one. The place is `place`, or the one
+    that `to_causalab` wrote down, or the last token of the bundle's site.
     """
     try:
         with open_tensors(path) as file:
@@ -102,7 +102,7 @@ def from_causalab(
                     f"{path} has {len(wanted)} subspaces{f' named {entry}' if entry else ''}; there are: "
                     f"{', '.join(names[:8]) or 'none'}. Name one with `entry`."
                 )
-            where = subject.place(place or _place_name(metadata, wanted[0]))
+            where = subject.place(place or _our_place(metadata) or _place_name(metadata, wanted[0]))
             shape = file.get_slice(wanted[0]).get_shape()
             if len(shape) != 2 or shape[0] != where.width or not 1 <= shape[1] <= where.width:
                 raise PlotError(f"{path} holds a subspace of shape {shape}; {where.name} has width {where.width}.")
@@ -124,6 +124,13 @@ def from_causalab(
 def _rounded(strengths: torch.Tensor) -> torch.Tensor:
     """Replace strengths that differ from 1 by rounding only by 1."""
     return torch.where((strengths - 1).abs() < 10 * EXACT, 1.0, strengths).float()
+
+
+def _our_place(metadata: dict[str, str]) -> str | None:
+    """The place that `to_causalab` wrote down, its token included, which causalab's site does not know."""
+    ours = parse_json(metadata.get("plot_ot", "{}"))
+    named = ours.get("place") if isinstance(ours, dict) else None
+    return named if isinstance(named, str) else None
 
 
 def _place_name(metadata: dict[str, str], entry: str) -> str:

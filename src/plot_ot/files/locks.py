@@ -12,12 +12,11 @@ import json
 import os
 import socket
 import sys
-import warnings
 import weakref
 from datetime import datetime, timezone
 from pathlib import Path
 
-from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.errors import PlotError, warn
 from plot_ot.files.safe_reading import read_bytes
 
 NAME = ".lock"
@@ -86,11 +85,9 @@ class Lock:
                     f"{directory} is in use by {owner}. Wait until it is done, or choose another --out; the "
                     f"lock ends with that process."
                 ) from None
-            warnings.warn(
+            warn(
                 f"{directory} lies on a file system without locks ({e.strerror or e}): take care that no other process "
-                f"works on it.",
-                PlotWarning,
-                stacklevel=3,
+                f"works on it."
             )
         self._file = weakref.finalize(self, _let_go, file)
         _sign(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.errors import PlotError, warn
 from plot_ot.exchange.mib import UNIT, to_mib, write_triplet
 from plot_ot.files.safe_reading import read_json
 from plot_ot.files.writing import write_json
@@ -104,7 +103,7 @@ def submit(
             why = _why_empty(unanswered, drawn)
             if not made and task == [*every][-1]:
                 raise PlotError(why)
-            warnings.warn(f"{task} is left out. {why}", PlotWarning, stacklevel=2)
+            warn(f"{task} is left out. {why}")
             continue
         shared = _Indirect.of(language_model, prompts, kept, settings) if task == "ioi_task" else None
         for cell in (c for c in cells if c.task == task):

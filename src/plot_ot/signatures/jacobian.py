@@ -12,7 +12,6 @@ however many sites, places and sources there are. Good for small swaps (neurons,
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from plot_ot.edits import Distinct
 from plot_ot.edits.guards import within_memory
-from plot_ot.errors import PlotError, PlotWarning
+from plot_ot.errors import PlotError, warn
 from plot_ot.finite import refuse_non_finite
 from plot_ot.signatures.effects import Collection, Signatures, SignatureSpec, View, batches
 from plot_ot.signatures.pooling import Abstract, Sums
@@ -202,9 +201,7 @@ def _refuse(family: SiteFamily) -> None:
         )
     large = coarse(family)
     if large:
-        warnings.warn(
+        warn(
             f"{len(large)} of {len(family)} sites swap half of a place or more ({family.sites[large[0]].name}, ...): "
-            f"linearised signatures are often wrong for such large changes. Use exact signatures, or a Prefilter.",
-            PlotWarning,
-            stacklevel=3,
+            f"linearised signatures are often wrong for such large changes. Use exact signatures, or a Prefilter."
         )

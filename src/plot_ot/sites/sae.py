@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from plot_ot.edits import Frame
 from plot_ot.edits.encoder import AT_ONCE, Encoder
-from plot_ot.errors import PlotError, PlotWarning, unknown
+from plot_ot.errors import PlotError, unknown, warn
 from plot_ot.files.safe_reading import UNREADABLE, parse_json, read_bytes, read_npz, read_tensors
 from plot_ot.sites.families import Menu, Site, SiteFamily
 from plot_ot.subjects import Place, Recording
@@ -173,11 +172,9 @@ def _frame(
     frame = sae.frame.to(like.device, like.dtype)
     rows = torch.cat([recording.base_rows, recording.source_rows]).unique()
     if (share := sae.explained(like[rows])) < -0.01:  # beyond rounding
-        warnings.warn(
+        warn(
             f"The autoencoder reconstructs the activations at {place.name} worse than their mean does (explained "
-            f"variance {share:.2f}): it was trained on another place, another model, or scaled activations.",
-            PlotWarning,
-            stacklevel=2,
+            f"variance {share:.2f}): it was trained on another place, another model, or scaled activations."
         )
     if keep == "all":
         return frame, range(sae.size)

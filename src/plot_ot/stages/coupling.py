@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from plot_ot.edits import EditBatch, Frame, resume_edited
 from plot_ot.engine import Unit, run, shards
-from plot_ot.errors import CouplingWarning, PlotError, unknown
+from plot_ot.errors import CouplingWarning, PlotError, unknown, warn
 from plot_ot.signatures import Readout, Signatures, SignatureSpec
 from plot_ot.signatures import measure_signatures as exact_signatures
 from plot_ot.signatures.effects import variants_at_once
@@ -207,7 +206,7 @@ def warn_of_degeneracies(couplings: Sequence[Coupling]) -> None:
     found = Counter(kind for c in couplings for kind in {f.kind for f in c.flags} if kind.serious)
     if found:
         said = " ".join(f"{kind} ({n} of {len(couplings)}): {kind.meaning}" for kind, n in sorted(found.items()))
-        warnings.warn(f"Degenerate couplings. {said}", CouplingWarning, stacklevel=3)
+        warn(f"Degenerate couplings. {said}", CouplingWarning)
 
 
 def _spread_out(places: Sequence[Place], count: int) -> list[Place]:
