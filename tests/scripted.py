@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from plot_ot.handles import Edit, Handle
 from plot_ot.judging import bench, controls, verdict
 from plot_ot.judging.controls import Score
 from plot_ot.judging.usage import Rebuilt
-from plot_ot.judging.verdict import Opponents, Verdict, judge
+from plot_ot.judging.verdict import Case, Opponents, Verdict, judge, stand
 from plot_ot.signatures import Readout, as_readout
 from plot_ot.subjects import BankRecording, MLPSubject, record
 
@@ -115,6 +116,31 @@ class Court:
     def verdict(self, script: Script | None = None, variable: str = "left", **changes: Any) -> Verdict:
         """The verdict on a script (or on the default one with changes)."""
         script = script or Script(**changes)
+        with self._put(script, variable) as (handle, opponents):
+            return judge(
+                handle,
+                self.sensitivity,
+                self.invariance,
+                self.fit,
+                self.fit,
+                opponents,
+                READOUT,
+                torch.Generator().manual_seed(0),
+            )
+
+    def spared(self, variable: str = "left", **changes: Any) -> tuple[bool, Verdict | None]:
+        """Whether a script's case waits for pairs, and the verdict without the controls that need a search.
+
+        No verdict where these have to be asked.
+        """
+        with self._put(Script(**changes), variable) as (handle, _):
+            tested = stand(variable, self.sensitivity, self.invariance, self.fit, READOUT)
+            case = Case.of(handle, tested, self.fit, self.fit, torch.Generator().manual_seed(0))
+            return case.waits, case.verdict(Opponents(None)) if case.waits or not case.open else None
+
+    @contextmanager
+    def _put(self, script: Script, variable: str) -> Iterator[tuple[Handle, Opponents]]:
+        """The handle and the controls of a script, while everything that runs them follows it."""
         place = self.subject.places[0]
         gains = (torch.arange(place.width) < script.size).float()
         edits = (Edit(place, Frame.identity(place.width), gains),)
@@ -139,16 +165,7 @@ class Court:
             m.setattr(bench, "correct_all", script.correct_all)
             m.setattr(verdict, "read_from_used", rebuilt)
             m.setattr(bench, "controls", simple)
-            return judge(
-                handle,
-                self.sensitivity,
-                self.invariance,
-                self.fit,
-                self.fit,
-                Opponents(at_random, script.shuffled, script.reinitialised),
-                READOUT,
-                torch.Generator().manual_seed(0),
-            )
+            yield handle, Opponents(at_random, script.shuffled, script.reinitialised)
 
 
 def court(patched: pytest.MonkeyPatch, variable: str = "left", causal: CausalModel = CAUSAL, size: int = 1500) -> Court:

@@ -16,7 +16,10 @@ from plot_ot.edits import EditBatch, Frame, respond
 from plot_ot.errors import PlotError
 from plot_ot.signatures import as_readout
 from plot_ot.sites import Site, SiteFamily, blocks, neurons
+from plot_ot.stages import calibrate as calibration
 from plot_ot.stages.calibrate import (
+    SCORES,
+    TIES,
     Search,
     at_edge,
     calibrate,
@@ -139,6 +142,46 @@ def test_calibration_equals_trying_every_handle_alone(recording, candidates, var
     torch.testing.assert_close(applied, outputs, rtol=1e-4, atol=1e-5)
     right = correct(recording, found.handle, READOUT)
     assert torch.equal(right, outputs.argmax(dim=1) == recording.bank.labels[variable])
+
+
+# -- the same choice for fewer runs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ties", TIES)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("variable", ["p", "q"])
+def test_a_lean_search_chooses_what_the_whole_grid_does(recording, candidates, variable, score, ties):
+    for seed in range(40 if score == "paper" else 10):  # equal scores are more frequent there
+        some = [random_candidate(c.family, 10 * seed + n, c.label) for n, c in enumerate(candidates)]
+        search = Search((1, 2, 3, 20), (0.5, 1.0, 3.0, 2.0, 30.0), score, ties)
+        whole, lean = (calibrate(recording, some, variable, search, READOUT, lean) for lean in (False, True))
+        assert lean.candidate == whole.candidate
+        for fact in ("K", "strength", "sites", "calibration_score"):
+            assert lean.handle.chosen[fact] == pytest.approx(whole.handle.chosen[fact])
+        known = lean.surface > -torch.inf
+        torch.testing.assert_close(lean.surface[known], whole.surface[known], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("ties", "others"), [("smallest", 2), ("natural", 2), ("loss", 6)])
+def test_a_lean_search_of_a_flat_grid_runs_other_pairs_for_the_smallest_size(planted, monkeypatch, ties, others):
+    """Where nothing moves the answer, no larger K can be better, and equal is not enough unless losses tell."""
+    _, recording, candidate = planted
+    ran = []
+
+    def counted(r, tries, *rest):
+        ran.append((len(r), sum(len(batches[0].gains) for batches in tries)))
+        return scored_all(r, tries, *rest)
+
+    monkeypatch.setattr(calibration, "scored_all", counted)
+    search = Search(SIZES, (0.01, 0.02), ties=ties)
+    found = calibrate(recording, [candidate], "p", search, READOUT, lean=True)
+    changed = int(recording.bank.changed["p"].sum())
+    first, *rest = ran
+    assert first == (changed, 6)
+    assert {pairs for pairs, _ in rest} == {len(recording) - changed}
+    assert sum(variants for _, variants in rest) == others
+    assert found.score == pytest.approx(0.5)
+    assert found.handle.chosen["K"] == 1
 
 
 # -- ties -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from plot_ot.errors import PlotError
 from plot_ot.handles import Edit, Handle
 from plot_ot.judging import judges
 from plot_ot.judging.controls import Score
-from plot_ot.judging.judges import CONTROLS, Judge
+from plot_ot.judging.judges import ANSWERS, CONTROLS, Judge, RandomHandles, Sparing
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
 from plot_ot.methods import Method
@@ -193,6 +193,60 @@ def test_handles_that_went_different_ways_are_searched_for_apart(bench):
     found = bench.judge().verdicts(Method("given", "", (stage,)), State({}, handles=handles), doing_nothing(bench))
     assert [problem.variables for problem, _ in stage.seen] == [("p",), ("q",)]
     assert all(v.gate(SHUFFLED).holds for v in found)
+
+
+# -- which answers count ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+def test_a_no_that_must_be_said_again_asks_no_random_handle(bench, answers):
+    """Of two handles one is refused by its own gates; the other is placed, whatever answers count."""
+    [edit] = bench.known.handles["q"].edits
+    other = replace(bench.known.handles["q"], edits=(replace(edit, gains=0.01 * edit.gains),))
+    handles = {"p": bench.known.handles["p"], "q": other}
+    method = Method("given", "", (Give(handles),))
+    judge = bench.judge(sparing=Sparing(answers))
+    p, q = judge.verdicts(method, State({}, handles=handles), doing_nothing(bench))
+    assert p.status.found
+    assert q.status is Status.ABSENT
+    assert ("random_mean" in q.evidence) == (answers != "yes")
+    assert p.evidence["random_handles"] >= 5
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+def test_what_waits_for_pairs_asks_no_control_that_needs_a_search(bench, answers):
+    few = bench.tests["q", "invariance"].select(torch.arange(15))  # too few to say that a handle leaves them alone
+    bench = replace(bench, tests={**bench.tests, ("q", "invariance"): few})
+    method, stage, state = given(bench)
+    p, q = bench.judge(sparing=Sparing(answers)).verdicts(method, state, doing_nothing(bench))
+    assert p.status.found
+    assert ("random_mean" in q.evidence) == (SHUFFLED in [g.name for g in q.gates]) == (answers == "any")
+    assert [problem.variables for problem, _ in stage.seen] == [("p", "q") if answers == "any" else ("p",)]
+
+
+def test_random_handles_of_an_earlier_look_are_found_on_its_banks_and_kept(bench):
+    """Those that were found jointly are used; more of them are looked for one variable alone."""
+    other = bench.problem.calibration
+    earlier = replace(bench.problem, fit=other, calibration=other)
+    known = RandomHandles({"p": [bench.idle("p")]}, (other.bank, other.bank))
+    stage = Give({v: bench.idle(v) for v in "pq"})
+    asked: list[int] = []
+
+    def at_random(k: int) -> Method:
+        asked.append(k)
+        return Method("random", "", (stage,))
+
+    judge = bench.judge(sparing=Sparing(random=known), random_problem=earlier)
+    assert judge._random_handle(at_random, "p", 0) is known.found["p"][0]
+    assert asked == []
+    alone = known.only("q")
+    judge = bench.judge(sparing=Sparing(random=alone), random_problem=earlier.only("q"))
+    judge.problem = bench.problem.only("q")
+    judge._random_handle(at_random, "q", 1)
+    assert asked == [0, 1]
+    assert {id(problem.fit) for problem, _ in stage.seen} == {id(other)}
+    assert [problem.variables for problem, _ in stage.seen] == 2 * [("q",)]
+    assert len(known.found["q"]) == 2  # the next look has them
 
 
 # -- a network with fresh weights -------------------------------------------------------------------------------------

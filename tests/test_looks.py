@@ -37,6 +37,8 @@ def test_looks_double_and_spend_the_error_once(most, sizes):
     assert [look.last for look in planned] == [False] * (len(sizes) - 1) + [True]
     assert sum(look.searches * look.error for look in planned) == pytest.approx(SPENT)
     assert [look.searches for look in planned] == [1] + [2] * (len(sizes) - 1)
+    answers = ["yes"] + ["yes or no"] * (len(sizes) - 2) if len(sizes) > 1 else []
+    assert [look.answers for look in planned] == [*answers, "any"]
     assert SPENT <= 0.05
     assert all(look.searches * look.error <= SPENT / 2 for look in planned) or len(planned) == 1
     assert sizes[0] == min(FIRST, most) or len(sizes) == 1
@@ -333,7 +335,13 @@ def test_what_waits_for_pairs_is_looked_for_where_it_was_found(monkeypatch, sear
     [provisional] = told
     assert closer.places == {second: tuple(e.place for e in provisional.handles[second].edits)}
     assert (size, error) == (80, looks(200)[1].error)
-    assert closer.random is everywhere.random
+    assert (everywhere.sparing.answers, closer.sparing.answers) == ("yes", "yes")
+    assert everywhere.sparing.sampled
+    assert closer.sparing.sampled
+    # random handles are those of the look that found the handle, and more of them come from the same banks
+    assert closer.sparing.random.found[second] is everywhere.sparing.random.found[second]
+    assert closer.sparing.random.banks is everywhere.sparing.random.banks
+    assert len(closer.sparing.random.banks[0]) == len(closer.sparing.random.banks[1]) == 40
     assert closer.method.steps <= everywhere.method.steps
     assert [(look["pairs"], look["places"]) for look in result.looks] == [(40, "all"), (80, "the last")]
     assert [list(look["verdicts"]) for look in result.looks] == [[first, second], [second]]
@@ -361,7 +369,8 @@ def test_a_last_look_that_finds_no_answer_at_the_old_place_searches_all(monkeypa
     at = [(looked.variables, looked.places is None, size) for looked, size, _ in searched]
     both, (first, second) = HYPOTHESIS.variables, HYPOTHESIS.variables
     assert at == [(both, True, 40), ((first,), False, 80), ((second,), False, 80), (both, True, 80)]
-    assert searched[0][0].random is not searched[-1][0].random
+    assert [looked.sparing.answers for looked, *_ in searched] == ["yes", "yes", "yes", "any"]
+    assert searched[0][0].sparing.random is not searched[-1][0].sparing.random
     assert [look["places"] for look in result.looks] == ["all", "the last", "the last", "all"]
     assert str(result).count("2 looks with 40, 80 pairs per bank") == 1
 

@@ -237,7 +237,7 @@ def test_refusals(colours, tmp_path):
         ([colours[0]], ["Which network? Give --model"]),
         ([*one, "--methods", "plots"], ["plots", "plot-layered"]),
         ([*colours, "--model", "tiny", "--methods", "plot,das"], ["one method"]),
-        ([*colours, "--model", "tiny", "--methods", "das"], ["plot and plot-das"]),
+        ([*colours, "--model", "tiny", "--methods", "dass"], ["dass", "plot-das"]),
         ([*one, "--kinds", "blocks"], ["kind of place", "blocks", "block_output"]),
         ([*one, "--layers", "9"], ["0..5"]),
         ([*one, "--hold-out", "town"], ["input to hold out by", "town"]),

@@ -1,5 +1,6 @@
 """Each condition of a verdict by itself: everything else is met, and one number decides what is said."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from plot_ot.judging.bench import RANDOM_AT_ONCE, RANDOM_HANDLES, _swapped_alone
 from plot_ot.judging.controls import Score
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import SUBSPACES, Verdict, _wanted
-from scripted import CAUSAL, Court, Script, court
+from scripted import CAUSAL, Court, Script, court, right_on
 
 ABSENT, PLACED, COMPACT, IN_PART = Status.ABSENT, Status.PLACED, Status.COMPACT, Status.IN_PART
 DECODABLE, UNDECIDED = Status.DECODABLE, Status.UNDECIDED
@@ -523,3 +524,68 @@ def test_few_inputs_whose_answer_should_stay_can_only_say_no(bench, bases, still
     verdict = few.verdict(still=still)
     assert sum(gate.name == STAYS for gate in verdict.gates) == gates
     assert verdict.status is (ABSENT if gates and not still else COMPACT)
+
+
+# -- what looks with few pairs need not ask ---------------------------------------------------------------------------
+
+
+def test_what_waits_for_pairs_can_be_no_yes_whatever_the_controls_say(bench):
+    """Every answer that controls could help to bring about, placed, in part or decodable, is asked for."""
+    few = replace(bench, sensitivity=bench.sensitivity.select(torch.arange(300)))
+    waiting, found = [], []
+    for handle, rebuilt, kept in itertools.product(
+        (0.6, 0.78, 0.86, 1.0), (None, 0.5, 0.78, 0.98, 1.0), (0.8, 0.9, 1.0)
+    ):
+        script = {"handle": handle, "rebuilt": rebuilt, "kept": kept}
+        waits, without = few.spared(**script)
+        verdict = few.verdict(**script)
+        if without is not None:
+            assert not {HANDLES, BETTER, "compact"} & {gate.name for gate in without.gates}
+        if waits:
+            assert verdict.status is UNDECIDED, script
+            waiting.append(script)
+        found += [script] if verdict.status.found or verdict.status is DECODABLE else []
+        if verdict.status is ABSENT:
+            assert without is not None, script  # no control is better than its share of 0 here
+            assert without.status is ABSENT
+    assert len(waiting) >= 5
+    assert len(found) >= 5
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ({}, COMPACT),
+        ({"handle": 0.5, "rebuilt": 0.5}, IN_PART),  # of itself
+        ({"handle": 0.81, "rebuilt": 0.5}, IN_PART),  # whether it works is open; what is made of it shows a part
+        # the same, where it is open what it reads: the rebuilt handle is right on other pairs
+        ({"handle": 0.81, "rebuilt": lambda bank: ~right_on(bank, 0.26)}, IN_PART),
+        ({"handle": 0.98, "rebuilt": 0.94}, COMPACT),  # what it reads is open, and the rebuilt handle works
+        ({"handle": 1.0, "rebuilt": 0.0}, DECODABLE),
+    ],
+)
+def test_what_controls_may_make_an_answer_is_not_left_to_wait(bench, script, status):
+    waits, _ = bench.spared(**script)
+    assert not waits
+    assert bench.verdict(**script).status is status
+
+
+def test_a_rebuilt_handle_that_a_random_place_outdoes_waits(bench):
+    """A random handle may be that place: then none of them could show that the rebuilt one is best."""
+    open_reading = {"handle": 1.0, "rebuilt": 0.95}
+    for patch, waits in ((0.5, False), (1.0, True)):
+        verdict = bench.verdict(**open_reading, patch=patch)
+        assert verdict.status.found
+        assert bench.spared(**open_reading, patch=patch)[0] is waits
+
+
+def test_a_verdict_without_the_controls_that_need_a_search_says_what_it_knows(bench):
+    waits, verdict = bench.spared(handle=0.81)
+    assert waits
+    assert verdict.status is UNDECIDED
+    assert "random handles" not in verdict.sentence
+    assert "copying the source on 0.000; of" in verdict.sentence
+    assert not {"random_mean", "random_best", "random_handles", "random_subspace"} & set(verdict.evidence)
+    assert READS in [gate.name for gate in verdict.gates]
+    waits, verdict = bench.spared(copied=1.0)
+    assert (waits, verdict.status) == (False, ABSENT)

@@ -19,6 +19,7 @@ from plot_ot.errors import PlotError
 from plot_ot.files.writing import Json
 from plot_ot.handles import Handle
 from plot_ot.judging.intervals import missing_at_most
+from plot_ot.judging.judges import Sparing
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict
 from plot_ot.localizing import OTHER_STEPS, Given, Looked, Question, judged
@@ -105,13 +106,16 @@ class _Course:
             for variable in self.open:
                 handle, looked = self.found[variable]
                 places = {variable: tuple(e.place for e in handle.edits)}
-                again = Looked(looked.method.retraced([handle]), (variable,), places, looked.random)
+                sparing = Sparing("yes", sampled=True, random=looked.sparing.random.only(variable))
+                again = Looked(looked.method.retraced([handle]), (variable,), places, sparing)
                 self._search(look, made, waited, begun, again)
                 waited, begun = {}, time.perf_counter()
         if self.open and (look.last or not closer):
             method = self.question.method
             quick = not self.searches and not look.last
-            self._search(look, made, waited, begun, Looked(method.quick() if quick else method, self.open))
+            sparing = Sparing(look.answers, sampled=True)
+            everywhere = Looked(method.quick() if quick else method, self.open, sparing=sparing)
+            self._search(look, made, waited, begun, everywhere)
 
     def _search(self, look: Look, made: Made, waited: dict[str, float], begun: float, looked: Looked) -> None:
         with missing_at_most(look.error):

@@ -26,7 +26,7 @@ from plot_ot.engine import Engine
 from plot_ot.engine.watching import announce
 from plot_ot.errors import PlotError, unknown
 from plot_ot.handles import Handle
-from plot_ot.judging.judges import check_controls
+from plot_ot.judging.judges import Sparing, check_controls
 from plot_ot.judging.verdict import Verdict
 from plot_ot.methods import Method, MethodKind, layered, progressive, random_like, random_progressive
 from plot_ot.result import Result
@@ -299,8 +299,7 @@ class Looked:
     """Some of the variables; None for all."""
     places: Mapping[str, tuple[Place, ...]] | None = None
     """The places open to each; None for all."""
-    random: list[Mapping[str, Handle]] = field(default_factory=list)
-    """Random handles that are known already; the judge adds those it finds."""
+    sparing: Sparing = field(default_factory=Sparing)
 
 
 def judged(
@@ -330,7 +329,13 @@ def judged(
         sources=q.sources,
         controls=q.controls,
     )
-    study = Study(prepared, q.engine, recorder=recorder, variables=looked.variables, random=looked.random)
+    study = Study(
+        prepared,
+        q.engine,
+        recorder=recorder,
+        variables=looked.variables,
+        sparing=looked.sparing,
+    )
     unit, found = study.run(method, q.at_random, looked.places)
     handles = {v: _settable(h, study.problem.fit, q.hypothesis) for v, h in found.items()}
     flags = sorted({f["kind"] for c in unit["couplings"] for f in c["flags"]})

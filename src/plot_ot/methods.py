@@ -273,7 +273,7 @@ def random_progressive(draw: int, places: Sequence[Place]) -> Method:
         ScoreSites("random", at_random(draw), whole_places),
         SelectPlaces(),
         ScoreSites("random", at_random(draw + 10_000), blocks(max(1, max(p.width for p in places) // NARROW))),
-        Calibrate(WIDE_SEARCH),
+        Calibrate(WIDE_SEARCH, lean=True),
     )
     return Method(f"random-{draw}", "a random place, random neurons, same search", stages, kind=MethodKind.BASELINE)
 

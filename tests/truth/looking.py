@@ -18,6 +18,7 @@ from torch import Tensor
 
 from plot_ot.judging import gates, intervals
 from plot_ot.judging.intervals import Bootstrap, missing_at_most
+from plot_ot.judging.samples import first_said, samples_of
 from plot_ot.judging.status import Status
 from plot_ot.judging.verdict import Verdict, decide
 from plot_ot.studies.looks import Look, looks, settled, waits_for_pairs
@@ -51,6 +52,13 @@ class Pairs:
     def __init__(self, base: ndarray, family: ndarray, families: int) -> None:
         self.base, self.family = base, torch.from_numpy(family)
         self.families = tuple(str(k) for k in range(families))
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def select(self, at: Tensor) -> Pairs:
+        """Some of the pairs."""
+        return Pairs(self.base[at.numpy()], self.family[at].numpy(), len(self.families))
 
     def base_groups(self) -> Tensor:
         """Equal for pairs that share a base input."""
@@ -114,8 +122,9 @@ def _judged(
     accuracy = boot.accuracy(torch.from_numpy(right), balanced=True)
     worked = gates.works(accuracy, boot.balanced_bases)
     invariance = boot_kept.accuracy(torch.from_numpy(kept), balanced=True)
+    ahead = right.astype(float) - control
     table = [
-        gates.beats("the control", boot.interval(right.astype(float) - control)),
+        first_said(samples_of(changing, True), lambda s: gates.beats("the control", s.boot.interval(ahead[s.at]))),  # type: ignore[arg-type]
         worked,
         gates.leaves_the_rest_alone(invariance, boot_kept.balanced_bases),
     ]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,8 @@ from plot_ot.handles import Handle
 from plot_ot.judging import gates as g
 from plot_ot.judging.controls import Score, controls, full_patch, joined, score_of
 from plot_ot.judging.gates import Answer, Gate
-from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval, at_least
+from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval, at_least, missing_at_most
+from plot_ot.judging.samples import Sample, first_said, samples_of
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, correct_all
 from plot_ot.subjects import BankRecording, Place
@@ -37,7 +39,7 @@ class Searched(Protocol):
     """The controls that cost a search (`judging.verdict.Opponents`)."""
 
     @property
-    def random(self) -> Callable[[int], Handle]: ...
+    def random(self) -> Callable[[int], Handle] | None: ...
     @property
     def shuffled(self) -> Sequence[Score]: ...
     @property
@@ -94,45 +96,85 @@ class Judged:
 
 
 class Bench:
-    """The test pairs of one variable and what its controls did on them."""
+    """The test pairs of one variable and what its controls did on them.
 
-    def __init__(self, variable: str, sensitivity: BankRecording, invariance: BankRecording, readout: Readout) -> None:
+    `sampled` asks controls about a sample of the pairs first (`judging.samples`).
+    """
+
+    def __init__(
+        self,
+        variable: str,
+        sensitivity: BankRecording,
+        invariance: BankRecording,
+        readout: Readout,
+        sampled: bool = False,
+    ) -> None:
         self.tested = sensitivity.select(sensitivity.bank.discriminating(variable))
         self.sensitivity, self.invariance, self.readout = sensitivity, invariance, readout
         self.boot, self.boot_kept = Bootstrap(self.tested.bank), Bootstrap(invariance.bank)
         self.unseen = sensitivity.select(sensitivity.bank.unseen(variable))
-        self.subject = subject = sensitivity.subject
+        self.subject, self.variable = sensitivity.subject, variable
         self.copied = controls(self.tested, variable, readout)["copy-source"].double().numpy()
-        self.patched = {p.name: self.on(full_patch(variable, [p], subject)) for p in random_places(subject.places)}
-        self.at_random: list[ndarray] = []
+        self.samples = samples_of(self.tested.bank, sampled)
+        self._patched: dict[Sample, dict[str, ndarray]] = {}
+        self._at_random: dict[Sample, list[ndarray]] = {}
+        self._at_random_on_all: dict[int, ndarray] = {}
+        """Of random handles that a sample could not tell from the handle."""
 
     def anew(self) -> Bench:
         """The same for another handle, which draws random handles of its own number."""
         other = copy(self)
-        other.at_random = []
+        other._at_random, other._at_random_on_all = {}, {}
         return other
 
-    def anywhere(self, handle: Handle) -> Float[ndarray, " pairs"] | None:
-        """What a random place does when it is patched whole; None where there is no other than the handle's.
+    def _others(self, handle: Handle) -> bool:
+        """Whether any of the random places is not one of the handle's."""
+        return any(p.name not in handle.places for p in random_places(self.subject.places))
+
+    def anywhere(self, handle: Handle, sample: Sample) -> Float[ndarray, " pairs"]:
+        """What a random place does when it is patched whole.
 
         On average over all places, or over all but the handle's own where that is less.
         """
-        others = [right for place, right in self.patched.items() if place not in handle.places]
-        if not others:
-            return None
-        means = [np.mean(some, axis=0) for some in (list(self.patched.values()), others)]
-        least: ndarray = min(means, key=lambda mean: self.boot.balanced(mean)[0])
+        patched = self._places(sample)
+        others = [right for place, right in patched.items() if place not in handle.places]
+        means = [np.mean(some, axis=0) for some in (list(patched.values()), others)]
+        least: ndarray = min(means, key=lambda mean: sample.boot.balanced(mean)[0])
         return least
 
-    def on(self, handle: Handle) -> Float[ndarray, " pairs"]:
-        """Whether a handle is right on each of the discriminating pairs."""
-        right: ndarray = correct(self.tested, handle, self.readout).double().numpy()
+    def _places(self, sample: Sample) -> Mapping[str, Float[ndarray, " pairs"]]:
+        """Random places, patched whole."""
+        if sample not in self._patched:
+            places = random_places(self.subject.places)
+            patches = {p.name: full_patch(self.variable, [p], self.subject) for p in places}
+            self._patched[sample] = {name: self.on(patch, sample) for name, patch in patches.items()}
+        return self._patched[sample]
+
+    def on(self, handle: Handle, sample: Sample | None = None) -> Float[ndarray, " pairs"]:
+        """Whether a handle is right on each of the discriminating pairs, or of a sample of them."""
+        right: ndarray = correct(self._of(sample), handle, self.readout).double().numpy()
         return right
 
-    def on_all(self, handles: Sequence[Handle]) -> Float[ndarray, "handles pairs"]:
-        """The same for handles that can run together."""
-        right: ndarray = correct_all(self.tested, handles, self.readout).double().numpy()
-        return right
+    def _of(self, sample: Sample | None) -> BankRecording:
+        return self.tested if sample is None or self._is_all(sample) else self.tested.select(sample.at)
+
+    def _is_all(self, sample: Sample) -> bool:
+        return len(sample.at) == len(self.tested)
+
+    def ahead_of_subspaces(
+        self, right: Float[ndarray, " pairs"], subspaces: Sequence[Handle]
+    ) -> tuple[Interval, float]:
+        """How far a handle that is so `right` is ahead of random subspaces on average; how often these are right."""
+        reached = []
+
+        def ahead(sample: Sample) -> Gate:
+            each = correct_all(self._of(sample), subspaces, self.readout).double().numpy()
+            mean = np.mean(each, axis=0)
+            reached.append(sample.boot.balanced(mean)[0])
+            return g.beats("random subspaces", sample.boot.interval(right[sample.at] - mean), margin=0.0)
+
+        gate = first_said(self.samples, ahead)
+        return Interval(gate.value, gate.low, gate.high, self.boot.balanced_bases), reached[-1]
 
     def plainly(self, handle: Handle) -> Plain:
         """A handle on all test pairs, each run once."""
@@ -141,14 +183,17 @@ class Bench:
         accuracy = self.boot.accuracy(changed, balanced=True)
         kept = self.boot_kept.accuracy(same, balanced=True)
         against = [g.beats("copying the source", self.boot.interval(right - self.copied))]
-        other = self.anywhere(handle)
-        if other is not None:
-            difference, reached = self.boot.interval(right - other), self.boot.interval(other)
-            against.append(g.beats_unless_shared("random places", difference, reached))
+        if self._others(handle):
+            against.append(first_said(self.samples, partial(self._beats_places, handle, right)))
         works = g.works(accuracy, self.boot.balanced_bases)
         leaves = g.leaves_the_rest_alone(kept, self.boot_kept.balanced_bases)
         own = score_of([self.tested.bank, self.invariance.bank], [changed, same], handle.variable)
         return Plain(right, accuracy, kept, own, tuple(against), works, leaves, self._stays(handle))
+
+    def _beats_places(self, handle: Handle, right: Float[ndarray, " pairs"], sample: Sample) -> Gate:
+        other = self.anywhere(handle, sample)
+        difference, reached = sample.boot.interval(right[sample.at] - other), sample.boot.interval(other)
+        return g.beats_unless_shared("random places", difference, reached)
 
     def _stays(self, handle: Handle) -> tuple[Gate, ...]:
         if len(self.unseen) < g.LEAST_PAIRS:
@@ -218,23 +263,35 @@ class Bench:
         return Judged(plain, (*gates, *plain.stays, plain.works, plain.leaves))
 
     def _against_random(self, plain: Plain, opponents: Searched) -> list[Gate]:
+        """Random handles, if they are asked."""
+        gates, random = list[Gate](), opponents.random
+        if random is None:
+            return gates
+        for sample in self.samples:
+            with missing_at_most(sample.error):
+                gates = self._random_gates(plain, random, sample)
+            if plain.refused or all(map(_said, gates)):
+                break
+        return gates
+
+    def _random_gates(self, plain: Plain, random: Callable[[int], Handle], sample: Sample) -> list[Gate]:
         """Random handles, drawn until their gates have an answer or more of them could not give one.
 
         The mean's interval also resamples the handles. Where it cannot say even if their mean were known, the pairs are
         too few, not the handles. The first few are enough where the answer is no without them, and where it waits for
         another gate while none of them comes near.
         """
-        mine, mine_drawn = self.boot.balanced(plain.right)
-        rng = np.random.default_rng(3)
+        boot, bases = sample.boot, sample.boot.balanced_bases
+        mine, mine_drawn = boot.balanced(plain.right[sample.at])
+        found, rng = self._at_random.setdefault(sample, []), np.random.default_rng(3)
         while True:
-            drawn = len(self.at_random)
+            drawn = len(found)
             if drawn:
-                each = [self.boot.balanced(r) for r in self.at_random]
+                each = [boot.balanced(r) for r in found]
                 draws = np.stack([d for _, d in each])
                 chosen = rng.integers(drawn, size=draws.shape)
                 mean = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-                bases, average = self.boot.balanced_bases, float(np.mean([m for m, _ in each]))
-                best = max(range(drawn), key=lambda k: each[k][0])
+                average = float(np.mean([m for m, _ in each]))
                 difference, reached = mine - average, Interval.of(average, mean, bases)
                 ahead, known = (
                     g.beats_unless_shared(
@@ -242,13 +299,46 @@ class Bench:
                     )
                     for theirs in (mean, draws.mean(axis=0))
                 )
-                gates = [ahead, g.none_better(drawn, self.boot.interval(plain.right - self.at_random[best]))]
+                gates = [ahead, self._none_better(plain, random, sample)]
                 final = _said(gates[1]) and (_said(ahead) or not _said(known))
                 spared = plain.refused or (plain.waits and all(gate.value >= gate.bound for gate in gates))
                 if drawn >= RANDOM_HANDLES or final or spared:
                     return gates
             more = range(drawn, min(drawn + RANDOM_AT_ONCE, RANDOM_HANDLES))
-            self.at_random += [self.on(opponents.random(k)) for k in more]
+            found += [self.on(random(k), sample) for k in more]
+
+    def _none_better(self, plain: Plain, random: Callable[[int], Handle], sample: Sample) -> Gate:
+        """The best random handle, on all pairs where a sample does not show that it is behind."""
+        found, right = self._at_random[sample], plain.right[sample.at]
+        near = {k: r for k, r in enumerate(found) if sample.boot.interval(right - r).low <= 0}
+        if not self._is_all(sample) and near:
+            known = self._at_random_on_all
+            known |= {k: self.on(random(k)) for k in near if k not in known}
+            best = max((known[k] for k in near), key=lambda r: self.boot.balanced(r)[0])
+            return g.none_better(len(found), self.boot.interval(plain.right - best))
+        best = max(found, key=lambda r: sample.boot.balanced(r)[0])
+        return g.none_better(len(found), sample.boot.interval(right - best))
+
+    def outdone(self, plain: Plain) -> bool:
+        """Whether a random place, patched whole, is right more often: a random handle that takes it would be, too."""
+        sample = self.samples[0]
+        most = max(sample.boot.balanced(right)[0] for right in self._places(sample).values())
+        return most > sample.boot.balanced(plain.right[sample.at])[0]
+
+    def numbers(self, handle: Handle) -> dict[str, float]:
+        """How often random handles and random places were right, as far as they were asked."""
+        numbers: dict[str, float] = {}
+        for sample, found in self._at_random.items():
+            on_all = self._at_random_on_all
+            each = [
+                self.boot.balanced(on_all[k])[0] if k in on_all else sample.boot.balanced(r)[0]
+                for k, r in enumerate(found)
+            ]
+            numbers["random_mean"] = sample.boot.balanced(np.mean(found, axis=0))[0]
+            numbers |= {"random_best": max(each), "random_handles": len(each)}
+        for sample in self._patched if self._others(handle) else ():
+            numbers["random_places"] = sample.boot.balanced(self.anywhere(handle, sample))[0]
+        return numbers
 
 
 def random_places(places: Sequence[Place]) -> list[Place]:

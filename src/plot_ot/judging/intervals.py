@@ -35,6 +35,11 @@ def missing_at_most(error: float) -> Iterator[None]:
         _error.reset(token)
 
 
+def may_miss() -> float:
+    """How often an interval may miss at present."""
+    return _error.get()
+
+
 def _ends(drawn: Float[ndarray, " draws"]) -> tuple[float, float]:
     """The percentiles of some draws between which an interval lies."""
     tail = _error.get() / 2
@@ -174,7 +179,7 @@ class Bootstrap:
         return found
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _drawn(bases: int, draws: int) -> Float[ndarray, "draws bases"]:
     """How often each base input is in every draw; the same for banks of as many inputs."""
     even = np.full(bases, 1 / bases)

@@ -26,6 +26,10 @@ from plot_ot.subjects import BankRecording, Place, Subject
 CONTROLS = ("standard", "full")
 """`standard`: random handles and shuffled values. `full`: also a re-initialised network, which is recorded anew."""
 
+ANSWERS = ("any", "yes or no", "yes")
+"""Which answers end the looking: `any`, whatever it is (the last look); a yes or a no; or a yes alone, of which a no
+must be said again. Controls that could not lead to such an answer are not asked."""
+
 Tests = Mapping[tuple[str, str], BankRecording]
 Record = Callable[[Subject, Sequence[Bank]], Sequence[BankRecording]]
 
@@ -34,6 +38,31 @@ def check_controls(name: str) -> None:
     """Refuse a choice of controls that is not known."""
     if name not in CONTROLS:
         unknown("choice of controls", name, CONTROLS)
+
+
+@dataclass
+class RandomHandles:
+    """Random handles by variable, as many as were asked for so far, and the banks they are found on."""
+
+    found: dict[str, list[Handle]] = field(default_factory=dict)
+    banks: tuple[Bank, Bank] | None = None
+    """For fitting and calibration; None until a study has found any."""
+
+    def only(self, variable: str) -> RandomHandles:
+        """Those of one variable; more of them are found for it alone."""
+        return RandomHandles({variable: self.found.setdefault(variable, [])}, self.banks)
+
+
+@dataclass(frozen=True)
+class Sparing:
+    """What is spared where a question is asked several times, with more and more pairs (`early`)."""
+
+    answers: str = "any"
+    """Which answers end the looking (`ANSWERS`)."""
+    sampled: bool = False
+    """Whether controls are asked about a sample of the pairs first (`judging.samples`)."""
+    random: RandomHandles = field(default_factory=RandomHandles)
+    """Random handles that are known already; the judge adds those it finds."""
 
 
 @dataclass
@@ -49,8 +78,9 @@ class Judge:
     """What the controls took so far."""
     capacity: dict[str, Mapping[int, float]] = field(default_factory=dict)
     """By variable: what the last method reached on shuffled values with each number of directions (calibration)."""
-    random: list[Mapping[str, Handle]] = field(default_factory=list)
-    """Random handles by variable, as many as were asked for so far."""
+    sparing: Sparing = field(default_factory=Sparing)
+    random_problem: Problem | None = None
+    """The problem that random handles are found on, where it is another one."""
     _stands: dict[str, Verdict | Bench] = field(default_factory=dict)
     _fresh: tuple[Problem, Tests] | None = None
 
@@ -62,23 +92,36 @@ class Judge:
         start, handles = time.perf_counter(), state.handles
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # couplings of controls may well mean nothing
-            cases = {v: Case.of(h, self._stand(v)) for v, h in handles.items()}
-            open_ones = {v: h for v, h in handles.items() if cases[v].open}
+            cases = {v: self._case(h) for v, h in handles.items()}
+            spared = {v for v, case in cases.items() if self._spares(case)}
+            open_ones = {v: h for v, h in handles.items() if cases[v].open and v not in spared}
             self.capacity = {}
             shuffled = self._shuffled(method, open_ones)
             fresh = self._reinitialised(method, open_ones) if self.controls == "full" else {}
             found = [
                 case.verdict(
-                    self.problem.fit,
-                    self.problem.calibration,
-                    Opponents(partial(self._random_handle, random_method, v), shuffled.get(v, ()), fresh.get(v, ())),
-                    torch.Generator().manual_seed(self.problem.seed),
+                    Opponents(
+                        None if v in spared else partial(self._random_handle, random_method, v),
+                        shuffled.get(v, ()),
+                        fresh.get(v, ()),
+                    )
                 )
                 for v, case in cases.items()
             ]
             found = [self._with_notes(v, state) for v in found]
         self.seconds += time.perf_counter() - start
         return found
+
+    def _case(self, handle: Handle) -> Case:
+        generator = torch.Generator().manual_seed(self.problem.seed)
+        return Case.of(handle, self._stand(handle.variable), self.problem.fit, self.problem.calibration, generator)
+
+    def _spares(self, case: Case) -> bool:
+        """Whether the controls that need a search are not asked, since no answer that counts can come of them."""
+        answers = self.sparing.answers
+        if answers == "any" or case.plain is None:
+            return False
+        return case.waits or (answers == "yes" and not case.open)
 
     def _with_notes(self, verdict: Verdict, state: State) -> Verdict:
         handle, v = state.handles[verdict.variable], verdict.variable
@@ -90,23 +133,28 @@ class Judge:
         return verdict.with_notes(notes)
 
     def _random_handle(self, random_method: Callable[[int], Method], variable: str, k: int) -> Handle:
-        if not self.random:
+        found = self.sparing.random.found
+        if not found.get(variable):
             announce("random handles")
-        while len(self.random) <= k:
+        while len(found.get(variable, ())) <= k:
             with watched_by(None):
-                self.random.append(random_method(len(self.random)).run(self._judged_problem)[0].handles)
-        return self.random[k][variable]
+                state = random_method(len(found.get(variable, ()))).run(self._judged_problem)[0]
+            for v, handle in state.handles.items():
+                found.setdefault(v, []).append(handle)
+        return found[variable][k]
 
     @cached_property
     def _judged_problem(self) -> Problem:
         """The problem of finding the variables of which pairs alone do not give the verdict."""
-        return self.problem.only(v for v in self.problem.variables if isinstance(self._stand(v), Bench))
+        judged = [v for v in self.problem.variables if isinstance(self._stand(v), Bench)]
+        return (self.random_problem or self.problem).only(judged)
 
     def _stand(self, variable: str) -> Verdict | Bench:
         """What the handles of all methods stand before."""
         if variable not in self._stands:
             changed, kept = self.tests[variable, "sensitivity"], self.tests[variable, "invariance"]
-            self._stands[variable] = stand(variable, changed, kept, self.problem.calibration, self.problem.readout)
+            calibration, readout = self.problem.calibration, self.problem.readout
+            self._stands[variable] = stand(variable, changed, kept, calibration, readout, self.sparing.sampled)
         return self._stands[variable]
 
     def _shuffled(self, method: Method, handles: Mapping[str, Handle]) -> dict[str, list[Score]]:

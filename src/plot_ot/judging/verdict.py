@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from plot_ot.errors import unknown
@@ -18,7 +18,7 @@ from plot_ot.judging.controls import Score, full_patch, random_subspaces
 from plot_ot.judging.gates import LEAST_PAIRS, Answer, Gate
 from plot_ot.judging.intervals import Accuracy
 from plot_ot.judging.status import Status
-from plot_ot.judging.usage import read_from_used
+from plot_ot.judging.usage import Rebuilt, read_from_used
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct
 from plot_ot.subjects import BankRecording, Place
@@ -85,8 +85,9 @@ class Verdict:
 class Opponents:
     """The controls that cost a search of their own, as a verdict asks for them."""
 
-    random: Callable[[int], Handle]
-    """The k-th random handle: a random ranking of sites, then the same search."""
+    random: Callable[[int], Handle] | None
+    """The k-th random handle: a random ranking of sites, then the same search. None where no random control is asked
+    for, since the verdict would be the same."""
     shuffled: Sequence[Score] = ()
     """What the same search reaches on shuffled values of the variable."""
     reinitialised: Sequence[Score] = ()
@@ -105,15 +106,23 @@ def judge(
 ) -> Verdict:
     """Ask every gate about a handle, on discriminating test pairs with families weighted equally."""
     tested = stand(handle.variable, sensitivity, invariance, calibration, readout)
-    return Case.of(handle, tested).verdict(fit, calibration, opponents, generator)
+    return Case.of(handle, tested, fit, calibration, generator).verdict(opponents)
 
 
 def stand(
-    variable: str, sensitivity: BankRecording, invariance: BankRecording, calibration: BankRecording, readout: Readout
+    variable: str,
+    sensitivity: BankRecording,
+    invariance: BankRecording,
+    calibration: BankRecording,
+    readout: Readout,
+    sampled: bool = False,
 ) -> Verdict | Bench:
-    """What all handles of a variable stand before: its test pairs, or the verdict where these alone give it."""
+    """What all handles of a variable stand before: its test pairs, or the verdict where these alone give it.
+
+    `sampled` asks controls about a sample of the pairs first.
+    """
     beforehand = said_beforehand(variable, sensitivity, calibration, readout)
-    return beforehand or Bench(variable, sensitivity, invariance, readout)
+    return beforehand or Bench(variable, sensitivity, invariance, readout, sampled)
 
 
 def said_beforehand(
@@ -143,23 +152,70 @@ class Case:
     beforehand: Verdict | None
     plain: Plain | None
     """The handle on the test pairs."""
+    fit: BankRecording
+    calibration: BankRecording
+    generator: torch.Generator
 
     @classmethod
-    def of(cls, handle: Handle, tested: Verdict | Bench) -> Case:
+    def of(
+        cls,
+        handle: Handle,
+        tested: Verdict | Bench,
+        fit: BankRecording,
+        calibration: BankRecording,
+        generator: torch.Generator,
+    ) -> Case:
         """The case of a handle on the test pairs that all handles of its variable stand before."""
         if isinstance(tested, Verdict):
-            return cls(handle, None, tested, None)
+            return cls(handle, None, tested, None, fit, calibration, generator)
         bench = tested.anew()
-        return cls(handle, bench, None, bench.plainly(handle))
+        return cls(handle, bench, None, bench.plainly(handle), fit, calibration, generator)
 
     @property
     def open(self) -> bool:
         """Whether controls that need a search can change the answer: where a plain gate fails, it is no anyway."""
         return self.plain is not None and not self.plain.refused
 
-    def verdict(
-        self, fit: BankRecording, calibration: BankRecording, opponents: Opponents, generator: torch.Generator
-    ) -> Verdict:
+    @property
+    def waits(self) -> bool:
+        """Whether no control that needs a search could make the verdict a yes, and nothing known makes it a no.
+
+        Then a look with more pairs will ask them. A yes needs the handle's own gates, and that it reads what is used or
+        is right when rebuilt from it, more often than any random place. That a rebuilt handle is right in part is a yes
+        whatever the handle's own gates.
+        """
+        if self.plain is None or self.plain.refused:
+            return False
+        if self.again is None or self.reads is None:
+            return self.plain.waits
+        may_be_own = not self.plain.waits and self.reads.holds
+        may_be_rebuilt = not self.again.waits and (self.again.works.fails or not self.plain.waits)
+        if self.reads.fails or may_be_own:
+            return False
+        assert self.bench is not None  # noqa: S101
+        return not may_be_rebuilt or self.bench.outdone(self.again)
+
+    @cached_property
+    def _rebuilt(self) -> Rebuilt | None:
+        """The handle made of what is used later; None where that cannot be told."""
+        assert self.bench is not None  # noqa: S101
+        return read_from_used(self.handle, self.fit, self.calibration, self.bench.readout, self.generator)
+
+    @cached_property
+    def again(self) -> Plain | None:
+        """The rebuilt handle on the test pairs."""
+        assert self.bench is not None  # noqa: S101
+        return None if self._rebuilt is None else self.bench.plainly(self._rebuilt.handle)
+
+    @cached_property
+    def reads(self) -> Gate | None:
+        """Whether the handle reads what is used later."""
+        if self.bench is None or self.plain is None or self.again is None or self._rebuilt is None:
+            return None
+        difference = self.bench.boot.interval(self.again.right - self.plain.right)
+        return g.reads_what_is_used(difference, self._rebuilt.used, self._rebuilt.width)
+
+    def verdict(self, opponents: Opponents) -> Verdict:
         """Every gate's answer, and what they come to."""
         if self.bench is None or self.plain is None:
             assert self.beforehand is not None  # noqa: S101
@@ -175,15 +231,12 @@ class Case:
             numbers |= {key: mean.value for key, mean in bench.vacuous(opponents).items()}
         notes, honest = [], None
         if not any(gate.fails and gate is not worked for gate in table):  # else nobody asks what it reads
-            rebuilt = read_from_used(handle, fit, calibration, bench.readout, generator)
-            if rebuilt is None:
+            again, reads = self.again, self.reads
+            if self._rebuilt is None or again is None or reads is None:
                 notes.append("it reads through an encoder, so whether that reading is used later was not tested")
             else:
-                again = bench.plainly(rebuilt.handle)
                 numbers["read_from_used"] = boot.balanced(again.right)[0]
-                difference = boot.interval(again.right - right)
-                reads = g.reads_what_is_used(difference, rebuilt.used, rebuilt.width)
-                if not (worked.holds and reads.holds):
+                if opponents.random is not None and not (worked.holds and reads.holds):
                     alone = bench.judged(again, opponents)
                     if not reads.holds and alone.placed:
                         loses, reads = reads.fails, g.works_from_what_is_used(reads, again.accuracy)
@@ -191,14 +244,16 @@ class Case:
                             notes.append(f"it also reads directions that are hardly used later: {reads.sentence}")
                     if not worked.holds:
                         most = boot.interval(again.right - right / 2).low > 0
-                        parts = bench.made_of(rebuilt.handle) if most and alone.in_part else ()
+                        parts = bench.made_of(self._rebuilt.handle) if most and alone.in_part else ()
                         honest = replace(alone, gates=(*alone.gates, *parts), kept_most=most)
                 table.append(reads)
-        subspaces = bench.on_all(random_subspaces(handle, SUBSPACES, generator))
         patched = bench.on(full_patch(handle.variable, [e.place for e in handle.edits], bench.subject))
         dimensions = sum(e.place.width for e in handle.edits)
-        to_subspaces = boot.interval(right - np.mean(subspaces, axis=0))
-        small = g.compact(handle.size, dimensions, boot.interval(right - patched), to_subspaces)
+        small = None
+        if opponents.random is not None:
+            subspaces = random_subspaces(handle, SUBSPACES, self.generator)
+            ahead, numbers["random_subspace"] = bench.ahead_of_subspaces(right, subspaces)
+            small = g.compact(handle.size, dimensions, boot.interval(right - patched), ahead)
         accuracy, kept = plain.accuracy, plain.kept
         numbers = {
             "handle": accuracy.value,
@@ -207,11 +262,7 @@ class Case:
             "invariance": kept.value,
             "invariance_low": kept.low,
             "copy_source": boot.balanced(bench.copied)[0],
-            "random_mean": boot.balanced(np.mean(bench.at_random, axis=0))[0],
-            "random_best": max(boot.balanced(r)[0] for r in bench.at_random),
-            "random_handles": len(bench.at_random),
-            **({} if (other := bench.anywhere(handle)) is None else {"random_places": boot.balanced(other)[0]}),
-            "random_subspace": boot.balanced(np.mean(subspaces, axis=0))[0],
+            **bench.numbers(handle),
             "full_patch": boot.balanced(patched)[0],
             "size": handle.size,
             "width": dimensions,
@@ -223,12 +274,14 @@ class Case:
         status, part = decide(table, worked, small), accuracy
         if honest is not None and honest.in_part and status is not Status.IN_PART:
             status, part = decide(table, worked, small, in_part=True), honest.plain.accuracy
+        assert opponents.random is not None or not status.found  # noqa: S101  no yes before all controls were asked
         sentence = _sentence(handle, status, table, part, plain, numbers)
-        return Verdict(handle.variable, status, sentence, numbers, (*table, small)).with_notes(notes)
+        gates = (*table, *([small] if small else []))
+        return Verdict(handle.variable, status, sentence, numbers, gates).with_notes(notes)
 
 
-def decide(table: Sequence[Gate], worked: Gate, small: Gate, in_part: bool = False) -> Status:
-    """The status that a table of gates makes; `small` only tells placed from placed and compact.
+def decide(table: Sequence[Gate], worked: Gate, small: Gate | None, in_part: bool = False) -> Status:
+    """The status that a table of gates makes; `small`, if it was asked, only tells placed from placed and compact.
 
     `in_part` says that the handle, rebuilt from what is used, shows by itself that a part of the variable is there.
     """
@@ -244,7 +297,7 @@ def decide(table: Sequence[Gate], worked: Gate, small: Gate, in_part: bool = Fal
         return Status.DECODABLE
     if any(not gate.holds for gate in table):
         return Status.UNDECIDED
-    return Status.COMPACT if small.holds else Status.PLACED
+    return Status.COMPACT if small and small.holds else Status.PLACED
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -254,11 +307,12 @@ def _sentence(
     handle: Handle, status: Status, table: Sequence[Gate], part: Accuracy, found: Plain, n: Mapping[str, float]
 ) -> str:
     where, variable, accuracy, kept = ", ".join(handle.places), handle.variable, found.accuracy, found.kept
+    at_random = f", random handles on {n['random_mean']:.3f}" if "random_mean" in n else ""
     numbers = (
         f"of {n['discriminating']} discriminating test pairs, the handle is right on {accuracy.value:.3f} "
         f"[{accuracy.low:.3f}, {accuracy.high:.3f}], patching the whole place on {n['full_patch']:.3f}, copying the "
-        f"source on {n['copy_source']:.3f}, random handles on {n['random_mean']:.3f}; of {n['keeping']} test pairs "
-        f"that keep the variable, the handle leaves {kept.value:.3f} right"
+        f"source on {n['copy_source']:.3f}{at_random}; of {n['keeping']} test pairs that keep the variable, the handle "
+        f"leaves {kept.value:.3f} right"
     )
     also = f"{numbers[0].upper()}{numbers[1:]}."
     if status is Status.COMPACT:
@@ -266,7 +320,7 @@ def _sentence(
     if status is Status.PLACED:
         return f"{variable}: placed in {where}; {numbers}."
     if status is Status.IN_PART:
-        best = max(n["copy_source"], n["random_mean"], n.get("random_places", 0.0), 0.0)
+        best = max(n["copy_source"], n.get("random_mean", 0.0), n.get("random_places", 0.0), 0.0)
         closed = (part.value - best) / max(1 - best, 1e-9)
         who = "the handle" if part is accuracy else "rebuilt from what is used later, the handle"
         return (

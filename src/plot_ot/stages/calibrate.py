@@ -61,15 +61,24 @@ class Search:
 
 
 def calibrate(
-    recording: BankRecording, candidates: Sequence[Candidate], variable: str, search: Search, readout: Readout
+    recording: BankRecording,
+    candidates: Sequence[Candidate],
+    variable: str,
+    search: Search,
+    readout: Readout,
+    lean: bool = False,
 ) -> Calibration:
-    """The best (candidate, K, λ) for one variable, all grid points in batches."""
+    """The best (candidate, K, λ) for one variable, all grid points in batches.
+
+    `lean` finds the same one, and leaves scores out that cannot be the best (minus infinity on its surface).
+    """
     recording.bank.require(variable)
     if not candidates:
         raise PlotError(f"There is no coupling to calibrate for '{variable}'.")
     weights = pair_weights(recording, variable, search.score)
     variants = [_grid_weights(c, variable, search) for c in candidates]
-    surface = _surface(recording, candidates, variants, variable, weights, readout, search)
+    measured = _where_best if lean else _surface
+    surface = measured(recording, candidates, variants, variable, weights, readout, search)
     best = float(surface.max())
     tied = [(c, k, s) for c, k, s in (surface >= best - 1e-9).nonzero().tolist()]
     if search.ties == "natural":
@@ -194,6 +203,57 @@ def _surface(
         grid = scores.unflatten(0, (n, len(search.strengths)))
         grids.append(torch.cat([grid, grid[-1:].expand(len(search.sizes) - n, -1)]))
     return torch.stack(grids)
+
+
+def _where_best(
+    recording: BankRecording,
+    candidates: Sequence[Candidate],
+    variants: Sequence[Tensor],
+    variable: str,
+    weights: Tensor,
+    readout: Readout,
+    search: Search,
+) -> Float[Tensor, "candidates sizes strengths"]:
+    """The surface where it may be highest: pairs that change the variable come first, then the likely winners.
+
+    A grid point can gain no more than the weight of the other pairs. Of equal scores the smallest K wins, unless
+    losses tell: larger ones are left out as soon as they could be no more than equal.
+    """
+    changed = recording.bank.changed[variable]
+    first, rest = changed.nonzero()[:, 0], (~changed).nonzero()[:, 0]
+
+    def reached(pairs: Tensor, members: Bool[Tensor, "candidates points"]) -> Tensor:
+        """The part of the score that these pairs give to some grid points."""
+        found, used = torch.zeros(members.shape, dtype=torch.float64), members.any(dim=1).nonzero()[:, 0].tolist()
+        tries = [candidates[c].family.edits(variants[c][members[c]]) for c in used]
+        for c, scores in zip(
+            used, scored_all(recording.select(pairs), tries, variable, weights[pairs], readout), strict=True
+        ):
+            found[c, members[c]] = scores
+        return found
+
+    points = len(search.sizes) * len(search.strengths)
+    size = (torch.arange(points) // len(search.strengths)).expand(len(candidates), -1)
+    sites = torch.tensor([len(c.family) for c in candidates])[:, None]
+    distinct = size == 0  # sizes beyond the number of sites repeat the largest
+    distinct = distinct | (torch.tensor(search.sizes)[size - 1] < sites)
+    score = torch.full(size.shape, -math.inf, dtype=torch.float64)
+    highest = torch.where(distinct, reached(first, distinct) + float(weights[rest].sum()), -math.inf)
+    left = distinct.clone()
+    while bool(left.any()):
+        best = float(score.max())
+        told_by_loss = search.ties == "loss" or best == -math.inf
+        smallest = len(search.sizes) if told_by_loss else int(size[score >= best - 1e-9].min())
+        left &= (highest > best + 1e-9) | ((highest >= best - 1e-9) & (size <= smallest))
+        if not bool(left.any()):
+            break
+        now = left & (highest >= highest[left].max() - 1e-9)
+        now &= size == size[now].min()
+        gained = reached(rest, now) if len(rest) else torch.zeros_like(score)
+        score[now] = (highest - float(weights[rest].sum()) + gained)[now]
+        left &= ~now
+    surface: Tensor = score.unflatten(1, (len(search.sizes), len(search.strengths)))
+    return surface
 
 
 def _most_natural(

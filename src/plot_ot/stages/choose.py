@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import ClassVar
 
@@ -37,12 +38,13 @@ class Calibrate:
     """Turn each variable's couplings into the best handle of the (K, λ) grid.
 
     `supports="all"` takes the top K over the whole menu; `"place"` also tries the top K within each single place.
-    `coarse` goes through the grid in two rounds, as controls do.
+    `coarse` goes through the grid in two rounds and `lean` finds the best alone, as controls do.
     """
 
     search: Search
     supports: str = "all"
     coarse: bool = False
+    lean: bool = False
 
     def __call__(self, problem: Problem, state: State) -> State:
         found, profile = {}, {}
@@ -53,7 +55,7 @@ class Calibrate:
                 if not candidates:
                     raise PlotError(f"There is no coupling to calibrate for '{v}'; put a `Localize` stage first.")
                 options = within_places(candidates) if self.supports == "place" else list(candidates)
-                find = calibrate_coarsely if self.coarse else calibrate
+                find = calibrate_coarsely if self.coarse else partial(calibrate, lean=self.lean)
                 found[v] = find(problem.calibration, options, v, search, problem.readout)
                 profile[v] = _within_one_place(options, v, found[v])
         handles = {v: c.handle for v, c in found.items()}

@@ -42,6 +42,13 @@ class Look:
     """How many searches it may be judged by: all places, and after the first look also where the handle was before."""
 
     @property
+    def answers(self) -> str:
+        """Which answers can end the looking (`judging.judges.ANSWERS`): a no of the first look must be said again."""
+        if self.last:
+            return "any"
+        return "yes or no" if self.searches > 1 else "yes"
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """Pairs for fitting, calibration and tests."""
         return self.size, self.size, TESTS * self.size + MORE_TESTS

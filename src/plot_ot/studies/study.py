@@ -14,7 +14,7 @@ from plot_ot.handles import Handle
 from plot_ot.judging.capacity import Capacity
 from plot_ot.judging.controls import controls, full_patch
 from plot_ot.judging.intervals import Bootstrap
-from plot_ot.judging.judges import Judge
+from plot_ot.judging.judges import Judge, Sparing
 from plot_ot.judging.naturalness import naturalness
 from plot_ot.methods import Method
 from plot_ot.stages.calibrate import correct
@@ -34,7 +34,7 @@ class Study:
     The `engine` says who does the work, `shard` how many inputs a work unit has (by default few of a large network).
     Results depend on the shards in their last bits, never on the engine. Banks whose inputs were recorded before have a
     `recorder`, which knows them. With `variables` only these are looked for; couplings still tell them from the others.
-    Random handles that were found before are in `random`, and others are added there.
+    `sparing` says what is spared where a question is asked several times.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Study:
         shard: int | None = None,
         recorder: Recorder | None = None,
         variables: Sequence[str] | None = None,
-        random: list[Mapping[str, Handle]] | None = None,
+        sparing: Sparing | None = None,
     ) -> None:
         self.prepared = prepared
         splits = prepared.splits
@@ -76,8 +76,21 @@ class Study:
             prepared.subject, fit, calibration, splits.fit.variables, prepared.readout, prepared.seed, prepared.score
         ).only(wanted)
         self.judge = Judge(
-            self.problem, self.tests, self._recorded, prepared.controls, random=[] if random is None else random
+            self.problem,
+            self.tests,
+            self._recorded,
+            prepared.controls,
+            sparing=sparing or Sparing(),
+            random_problem=None if sparing is None or recorder is None else self._random_problem(sparing, recorder),
         )
+
+    def _random_problem(self, sparing: Sparing, recorder: Recorder) -> Problem | None:
+        """The problem of the study that finds random handles, recorded again where it was an earlier one."""
+        if sparing.random.banks is None:
+            sparing.random.banks = self.problem.fit.bank, self.problem.calibration.bank
+            return None
+        fit, calibration = recorder(sparing.random.banks)
+        return replace(self.problem, fit=fit, calibration=calibration)
 
     # -- units of work -----------------------------------------------------------------------------------
 
