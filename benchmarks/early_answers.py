@@ -27,6 +27,7 @@ import torch
 import plot_ot
 from pages import markdown, version
 from plot_ot.files.writing import Json, write_atomically
+from plot_ot.judging.status import Status
 from plot_ot.result import Result
 from plot_ot.tasks import IndirectObject, ioi_data
 
@@ -121,7 +122,11 @@ def compare(group: str, kind: str, seed: int, made: Callable[[], Case], out: Pat
     case = made()
     found: Json = {"kind": kind, "seed": seed, "pairs": case.size, "version": version(), "ways": {}}
     for way, budget in WAYS.items():
-        cpu = time.process_time()
+        cpu, until = time.process_time(), dict[int, float]()
+
+        def looked(so_far: Result, begun: float = cpu, until: dict[int, float] = until) -> None:
+            until[so_far.looks[-1]["pairs"]] = time.process_time() - begun
+
         result = plot_ot.localize(
             case.subject,
             case.hypothesis,
@@ -129,11 +134,14 @@ def compare(group: str, kind: str, seed: int, made: Callable[[], Case], out: Pat
             seed=seed,
             size=case.size,
             budget=budget,
-            progress=False,
+            progress=looked if budget else False,
             **case.options,
         )
+        took = time.process_time() - cpu
+        ended = {v: look["pairs"] for look in result.looks for v in look["verdicts"]}
         found["ways"][way] = {
-            "cpu": time.process_time() - cpu,
+            "cpu": took,
+            "decided": {v: until.get(ended.get(v, 0), took) for v in result.verdicts},
             "waited": dict(result.waited),
             "variables": {v: case.said(v, result) for v in result.verdicts},
             "looks": list(result.looks),
@@ -191,6 +199,28 @@ def page(out: Path) -> Iterator[str]:
         units = _read(out / group)
         if units:
             yield from (f"## Networks: {group}", "", *markdown(*_compared(units)), "")
+            if group == "smollm2":
+                yield from (*_until_decided(units), "")
+
+
+def _until_decided(units: list[Json]) -> Iterator[str]:
+    """CPU seconds until each variable has its verdict, against those of banks of one size."""
+    rows, ratios = list[list[str]](), dict[str, float]()
+    for u in units:
+        early, fixed = u["ways"]["auto"], u["ways"]["one size"]
+        for v, took in early["decided"].items():
+            said, other = (way["variables"][v]["status"] for way in (early, fixed))
+            looks = sorted({look["pairs"] for look in early["looks"] if v in look["verdicts"]})
+            ratio = took / fixed["cpu"]
+            if said != str(Status.OUTPUT) and not u["kind"].startswith("plain"):
+                ratios[f"{u['kind']}, {v}, {u['seed']}"] = ratio
+            numbers = [f"{took:.0f}", f"{fixed['cpu']:.0f}", f"{ratio:.2f}", ", ".join(map(str, looks))]
+            rows.append([u["kind"], str(u["seed"]), v, *numbers, said, other])
+    yield from markdown(
+        ["question", "seed", "variable", "early", "fixed", "ratio", "looks", "said", "fixed said"], rows
+    )
+    said = f"{len(ratios)} variables that are there and no output variables"
+    yield f"Median ratio of the {said}: {median(ratios.values()):.2f}."
 
 
 def _compared(units: list[Json]) -> tuple[list[str], list[list[str]]]:
