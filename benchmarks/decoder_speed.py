@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heq_speed import commit
 from plot_ot.models import load_model
 from plot_ot.subjects import DecoderSubject, Recording, record_pairs
 from plot_ot.subjects.decoder.sizes import RESUMED_AT_ONCE
@@ -287,7 +288,7 @@ def machine() -> str:
     load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
     return (
         f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"{versions}. One process, 1 torch thread, float32; load average {load}."
+        f"{versions}. One process, 1 torch thread, float32; commit {commit()}; load average {load}."
     )
 
 
@@ -314,7 +315,8 @@ def main() -> None:
         [recording] = record_pairs(subject, (rows, rows))
         lengths.append(measure(model, subject, recording, ids, chosen.rounds))
     name = Path(chosen.model).name if chosen.model else "random weights of SmolLM2-135M's shape"
-    options = f" --model {name}" if chosen.model else ""
+    home = str(Path.home())
+    options = f" --model {os.path.expanduser(chosen.model).replace(home, '~')}" if chosen.model else ""
     results = {
         "command": f"python benchmarks/decoder_speed.py{options}",
         "machine": f"{name}; {before}",

@@ -153,11 +153,16 @@ def llama(sizes: Sizes, memory: int, settings: Mapping[str, Any]) -> tuple[Langu
 
 
 def checked(name: str, prepared: Prepared, scene: Scene, methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """Each method's run from its recording on, beside its plan; places are not known to the plan."""
+    """Each method's run from its recording on, beside its plan; places are not known to the plan.
+
+    Every run records its banks itself: a filter's pass, which recording would take over, is not part of it.
+    """
+    scene = replace(scene, beside={})
     here = measure(width=max(16, min(2048, scene.shape.width)))
     rows = []
     for method in methods:
         say(f"{name}: {method.name}")
+        prepared.subject.forget()
         with counted(prepared.subject, scene.shape) as tokens, Own() as peak:
             study, recording = timed(lambda: Study(prepared))
             (state, _), own = timed(lambda m=method, s=study: m.run(s.problem))
@@ -251,6 +256,7 @@ def under_budget(model: str, megabytes: int, *, needed: bool) -> dict[str, Any]:
     if needed:
         give_back()
     task, prepared, scene = llama(Sizes(60, 30, 30, 30), megabytes * 10**6, MODELS[model])
+    scene = replace(scene, beside={})  # nothing was filtered
     method = task.methods_at(scene.shape.width, scene.shape.blocks)["plot"]
     planned = predict(method, scene, MACHINES["h100"].changed(gpu=False)).memory
     with Own() as peak:
