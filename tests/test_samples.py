@@ -7,7 +7,7 @@ import torch
 from plot_ot.judging import gates, verdict
 from plot_ot.judging.bench import Bench
 from plot_ot.judging.gates import Answer, Gate
-from plot_ot.judging.intervals import ERROR, Interval, may_miss, missing_at_most
+from plot_ot.judging.intervals import ERROR, may_miss, missing_at_most
 from plot_ot.judging.samples import FEW, WORTH, first_said, samples_of
 from scripted import Court, Script, court
 from truth.looking import Pairs
@@ -57,21 +57,29 @@ def test_few_pairs_or_pairs_of_many_families_are_asked_at_once(count, families):
     assert len(everything.at) == count
 
 
-def test_all_pairs_are_asked_only_where_the_sample_cannot_say():
+def test_all_pairs_are_asked_only_where_the_sample_is_not_clear():
     asked = []
 
     def gate(values):
         def ask(sample):
             asked.append((len(sample.at), may_miss()))
-            x = Interval(values[len(asked) - 1], 0, 1, 100)
-            answer = {0.0: Answer.CANNOT_SAY, 1.0: Answer.HOLDS, -1.0: Answer.FAILS}[x.value]
-            return Gate("g", answer, *(x.value, x.low, x.high), 0.0, "")
+            value = values[len(asked) - 1]
+            answer = Answer.HOLDS if value > 0.1 else Answer.FAILS if value < -0.1 else Answer.CANNOT_SAY
+            return Gate("g", answer, value, value - 0.1, value + 0.1, 0.0, "")
 
         return ask
 
     with missing_at_most(0.02):
         both = samples_of(pairs(300), True)
-    for values, times in (([1.0], 1), ([-1.0], 1), ([0.0, 1.0], 2), ([0.0, 0.0], 2)):
+    # an answer of the sample counts where the whole interval is clear of the bound
+    for values, times in (
+        ([1.0], 1),
+        ([-1.0], 1),
+        ([0.0, 1.0], 2),
+        ([0.0, 0.0], 2),
+        ([0.14, 1.0], 2),
+        ([-0.14, 0.0], 2),
+    ):
         asked.clear()
         assert first_said(both, gate(values)).value == values[-1]
         assert asked == [(FEW, 0.01), (300, 0.01)][:times]

@@ -21,7 +21,7 @@ from plot_ot.judging import gates as g
 from plot_ot.judging.controls import Score, controls, full_patch, joined, score_of
 from plot_ot.judging.gates import Answer, Gate
 from plot_ot.judging.intervals import Accuracy, Bootstrap, Interval, at_least, missing_at_most
-from plot_ot.judging.samples import Sample, first_said, samples_of
+from plot_ot.judging.samples import CLEAR, Sample, clear, first_said, samples_of
 from plot_ot.signatures import Readout
 from plot_ot.stages.calibrate import correct, correct_all
 from plot_ot.subjects import BankRecording, Place
@@ -270,7 +270,8 @@ class Bench:
         for sample in self.samples:
             with missing_at_most(sample.error):
                 gates = self._random_gates(plain, random, sample)
-            if plain.refused or all(map(_said, gates)):
+            ahead, none_better = gates  # of which the second was asked on all pairs where a sample is not clear
+            if plain.refused or (clear(ahead) and _said(none_better)):
                 break
         return gates
 
@@ -310,7 +311,7 @@ class Bench:
     def _none_better(self, plain: Plain, random: Callable[[int], Handle], sample: Sample) -> Gate:
         """The best random handle, on all pairs where a sample does not show that it is behind."""
         found, right = self._at_random[sample], plain.right[sample.at]
-        near = {k: r for k, r in enumerate(found) if sample.boot.interval(right - r).low <= 0}
+        near = {k: r for k, r in enumerate(found) if sample.boot.interval(right - r).low < CLEAR}
         if not self._is_all(sample) and near:
             known = self._at_random_on_all
             known |= {k: self.on(random(k)) for k in near if k not in known}

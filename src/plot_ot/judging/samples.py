@@ -2,7 +2,7 @@
 
 A control that is far behind shows it on few pairs. A question that may be asked twice may be wrong twice, so each time
 it is asked with half of the error: whatever the two answers have to do with each other, the one that counts is wrong
-no more often than before.
+no more often than before. Few pairs make poor intervals, so on a sample only what is clear counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ FEW = 80
 """Pairs of a sample, as many of every family as it has."""
 WORTH = 1.5
 """How many times as many pairs there must be for a sample to be worth its half of the error."""
+
+CLEAR = 0.05
+"""How far from its bound the whole interval of a gate must lie on a sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +54,16 @@ def _few(family: Int[Tensor, " pairs"]) -> Int[Tensor, " few"]:
 
 
 def first_said(samples: Sequence[Sample], ask: Callable[[Sample], Gate]) -> Gate:
-    """A gate's answer on the first sample that gives one, or on all pairs."""
+    """A gate's answer on the first sample that gives a clear one, or on all pairs."""
     for sample in samples:
         with missing_at_most(sample.error):
             gate = ask(sample)
-        if gate.answer is not Answer.CANNOT_SAY:
+        if clear(gate):
             break
     return gate
+
+
+def clear(gate: Gate) -> bool:
+    """Whether a gate says what it says with room to spare."""
+    beyond = gate.low - gate.bound if gate.holds else gate.bound - gate.high
+    return gate.answer is not Answer.CANNOT_SAY and beyond >= CLEAR
