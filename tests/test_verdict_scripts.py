@@ -583,7 +583,9 @@ def test_a_verdict_without_the_controls_that_need_a_search_says_what_it_knows(be
     waits, verdict = bench.spared(handle=0.81)
     assert waits
     assert verdict.status is UNDECIDED
-    assert "random handles" not in verdict.sentence
+    assert "random handles on" not in verdict.sentence
+    [note] = verdict.notes
+    assert "asked when more pairs are there" in note
     assert "copying the source on 0.000; of" in verdict.sentence
     assert not {"random_mean", "random_best", "random_handles", "random_subspace"} & set(verdict.evidence)
     assert READS in [gate.name for gate in verdict.gates]

@@ -275,6 +275,8 @@ class Case:
         if honest is not None and honest.in_part and status is not Status.IN_PART:
             status, part = decide(table, worked, small, in_part=True), honest.plain.accuracy
         assert opponents.random is not None or not status.found  # noqa: S101  no yes before all controls were asked
+        if opponents.random is None and status is Status.UNDECIDED:
+            notes.append("controls that need a search, random handles among them, are asked when more pairs are there")
         sentence = _sentence(handle, status, table, part, plain, numbers)
         gates = (*table, *([small] if small else []))
         return Verdict(handle.variable, status, sentence, numbers, gates).with_notes(notes)
