@@ -311,8 +311,9 @@ class Bench:
     def _none_better(self, plain: Plain, random: Callable[[int], Handle], sample: Sample) -> Gate:
         """The best random handle, on all pairs where a sample does not show that it is behind."""
         found, right = self._at_random[sample], plain.right[sample.at]
-        near = {k: r for k, r in enumerate(found) if sample.boot.interval(right - r).low < CLEAR}
-        if not self._is_all(sample) and near:
+        each = [] if self._is_all(sample) else [sample.boot.interval(right - r) for r in found]
+        near = [k for k, ahead in enumerate(each) if ahead.low < CLEAR]
+        if near:
             known = self._at_random_on_all
             known |= {k: self.on(random(k)) for k in near if k not in known}
             best = max((known[k] for k in near), key=lambda r: self.boot.balanced(r)[0])

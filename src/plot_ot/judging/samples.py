@@ -22,7 +22,6 @@ FEW = 80
 """Pairs of a sample, as many of every family as it has."""
 WORTH = 1.5
 """How many times as many pairs there must be for a sample to be worth its half of the error."""
-
 CLEAR = 0.05
 """How far from its bound the whole interval of a gate must lie on a sample."""
 

@@ -86,8 +86,8 @@ class Opponents:
     """The controls that cost a search of their own, as a verdict asks for them."""
 
     random: Callable[[int], Handle] | None
-    """The k-th random handle: a random ranking of sites, then the same search. None where no random control is asked
-    for, since the verdict would be the same."""
+    """The k-th random handle: a random ranking of sites, then the same search. None where random controls are not
+    asked: the verdict is then at most undecided."""
     shuffled: Sequence[Score] = ()
     """What the same search reaches on shuffled values of the variable."""
     reinitialised: Sequence[Score] = ()
