@@ -576,7 +576,10 @@ def test_a_rebuilt_handle_that_a_random_place_outdoes_waits(bench):
     for patch, waits in ((0.5, False), (1.0, True)):
         verdict = bench.verdict(**open_reading, patch=patch)
         assert verdict.status.found
-        assert bench.spared(**open_reading, patch=patch)[0] is waits
+        waiting, without = bench.spared(**open_reading, patch=patch)
+        assert waiting is waits
+        # the rebuilt handle passes all that was asked of it: without random handles that is no yes
+        assert (without is not None and without.status is UNDECIDED) is waits
 
 
 def test_a_verdict_without_the_controls_that_need_a_search_says_what_it_knows(bench):
